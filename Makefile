@@ -1,0 +1,51 @@
+# make demo   prompts -> a measured drafter on a real model (at most 25 minutes on two idle cores)
+# make test   every test but gpu and serving ones          make test-fast   the tests that need no torch
+# make check  formatting, lint, types, import contracts    make bench       every side-by-side measurement
+# Each target makes .venv and installs pinned packages when they are missing or the pins have changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test test-fast test-no-torch check format bench install
+demo: $(VENV)/installed
+	$(BIN)/draftmill run --recipe recipes/demo.toml
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest -m "not gpu and not net"
+
+test-fast: $(VENV)/installed
+	$(BIN)/python -m pytest -m "not torch and not slow and not gpu and not net"
+
+test-no-torch: .venv-cpu/installed
+	.venv-cpu/bin/python -m pytest -m "not torch and not gpu and not net"
+
+check: $(VENV)/installed
+	$(BIN)/ruff format --check src tests bench recipes
+	$(BIN)/ruff check src tests bench recipes
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+format: $(VENV)/installed
+	$(BIN)/ruff format src tests bench recipes
+	$(BIN)/ruff check --fix src tests bench recipes
+
+bench: $(VENV)/installed
+	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
+
+install: $(VENV)/installed
+
+# The stamp is written last: an interrupted installation is done again.
+$(VENV)/installed: constraints/cpu.txt constraints/cpu-no-deps.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints/cpu.txt --editable ".[train,dev]"
+	$(BIN)/pip install --quiet --no-deps --requirement constraints/cpu-no-deps.txt
+	touch $@
+
+# The tokenizing host: no torch, no transformers.
+.venv-cpu/installed: constraints/cpu.txt pyproject.toml
+	$(PYTHON) -m venv .venv-cpu
+	.venv-cpu/bin/pip install --quiet --constraint constraints/cpu.txt --editable . pytest "moto[server]"
+	touch $@

@@ -1,0 +1,159 @@
+"""`draftmill ROOM …`: reads flags and recipe, calls one room, prints its card. A room is imported only when called.
+
+People read stderr; machines read stdout, whose last line is the card, or `{"error": …}`, as one JSON line.
+"""
+
+import importlib
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import msgspec
+import tyro
+from pydantic import ValidationError
+
+from draftmill import __version__
+from draftmill.contracts.errors import EXIT_INTERRUPTED, EXIT_USAGE, DraftmillError, RecipeError
+from draftmill.settings.base import RoomSettings
+from draftmill.settings.recipes import load_recipe, readable, refuse_unknown, room_values
+
+
+@dataclass(frozen=True)
+class Room:
+    """One command: where its settings and its story live, and what it does in one line."""
+
+    settings: str
+    run: str
+    says: str
+
+
+ROOMS = {
+    "run": Room("run:RunSettings", "line:run", "the whole line from one recipe: prompts in, measured drafter out"),
+    "generate": Room("generate:GenerateSettings", "generate.run:run", "prompts -> the target's own answers"),
+    "tokenize": Room("tokenize:TokenizeSettings", "tokenize.run:run", "answers -> token ids and loss masks (no torch)"),
+    "train": Room("train:TrainSettings", "train.run:run", "token ids + frozen target -> drafter checkpoints"),
+    "evaluate": Room(
+        "evaluate:EvaluateSettings", "evaluate.run:run", "drafter + target -> acceptance length, losslessly"
+    ),
+    "export": Room("export:ExportSettings", "export.run:run", "checkpoint -> a folder vLLM and SGLang load"),
+    "estimate": Room("estimate:EstimateSettings", "estimate.run:run", "what a training run will cost, before it runs"),
+    "report": Room("report:ReportSettings", "report.run:run", "one HTML page of what happened"),
+    "inspect": Room(
+        "inspect:InspectSettings", "tokenize.inspect:run", "look at a tokenized set, or put the gate to it"
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code (0 done, 1 failed, 2 usage, 3 refused by a gate, 130 interrupted)."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help"):
+        print(overview())
+        return 0 if args else EXIT_USAGE
+    if args[0] == "--version":
+        print(__version__)
+        return 0
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGTERM, _interrupt)
+    return _guarded(args[0], args[1:])
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _guarded(name: str, args: list[str]) -> int:
+    try:
+        refuse_unknown([name], ROOMS, "draftmill")
+        settings = parse(name, args)
+        card = _load(f"draftmill.{ROOMS[name].run}")(settings)
+    except DraftmillError as error:
+        return _failed(name, str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _failed(
+            name, "interrupted; what is published stays, run the same command again to go on", EXIT_INTERRUPTED
+        )
+    print(msgspec.json.encode(card).decode(), flush=True)
+    return 0
+
+
+def _failed(name: str, message: str, exit_code: int) -> int:
+    print(f"draftmill {name}: {message}", file=sys.stderr)
+    print(msgspec.json.encode({"error": message, "room": name, "exit_code": exit_code}).decode(), flush=True)
+    return exit_code
+
+
+def parse(name: str, args: list[str]) -> RoomSettings:
+    """The settings of command `name`: defaults < recipe < flags; RecipeError where they cannot be followed."""
+    model: type[RoomSettings] = _load(f"draftmill.settings.{ROOMS[name].settings}")
+    path, rest = (None, args) if "recipe" in model.model_fields else _take_recipe(args)
+    values = room_values(load_recipe(path), name, model, **_split_flag(rest, model)) if path else {}
+    # A list given by flags replaces the recipe's; tyro would append to it.
+    values = {k: v for k, v in values.items() if not (isinstance(v, tuple) and _is_given(k, rest))}
+    required = {k: tyro.MISSING for k, f in model.model_fields.items() if f.is_required()}
+    default = model.model_construct(**{**required, **values})
+    try:
+        return tyro.cli(
+            model,
+            args=rest,
+            default=default,
+            prog=f"draftmill {name}",
+            description=ROOMS[name].says
+            + ("" if "recipe" in model.model_fields else ". --recipe FILE.toml gives any setting; flags win."),
+            config=(tyro.conf.UseAppendAction,),
+            console_outputs=True,
+        )
+    except ValidationError as error:
+        raise RecipeError(readable(error)) from error
+    except SystemExit as stop:
+        if stop.code == 0:
+            raise
+        raise RecipeError(f"the flags cannot be followed (see above, or draftmill {name} --help)") from stop
+
+
+def _take_recipe(args: list[str]) -> tuple[str | None, list[str]]:
+    """The value of `--recipe` (or None) and the arguments without it."""
+    for i, arg in enumerate(args):
+        if arg == "--recipe":
+            if i + 1 == len(args):
+                raise RecipeError("--recipe needs a file")
+            return args[i + 1], args[:i] + args[i + 2 :]
+        if arg.startswith("--recipe="):
+            return arg.removeprefix("--recipe="), args[:i] + args[i + 1 :]
+    return None, args
+
+
+def _split_flag(args: list[str], model: type[RoomSettings]) -> dict[str, Any]:
+    """`--split` as given by a flag: a recipe derives the place of the output from it."""
+    if "split" not in model.model_fields or "--split" not in args[:-1]:
+        return {}
+    return {"split": args[args.index("--split") + 1]}
+
+
+def _is_given(key: str, args: list[str]) -> bool:
+    flag = f"--{key.replace('_', '-')}"
+    return any(arg == flag or arg.startswith(f"{flag}=") for arg in args)
+
+
+def _load(path: str) -> Any:
+    module, name = path.split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def overview() -> str:
+    """What `draftmill --help` prints."""
+    rooms = "\n".join(f"  {name:<10}{room.says}" for name, room in ROOMS.items())
+    return (
+        "draftmill trains DFlash drafters: small models that let a serving engine emit several tokens per pass of a\n"
+        "large target model. It is one line: prompts -> generate -> tokenize -> train -> evaluate -> export.\n\n"
+        f"usage: draftmill ROOM [--recipe FILE.toml] [flags]\n\n{rooms}\n\n"
+        "draftmill ROOM --help shows a room's flags; draftmill run --recipe recipes/demo.toml runs the whole line."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

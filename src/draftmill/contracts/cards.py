@@ -1,0 +1,120 @@
+"""Plans, part records and cards: how one room tells the next what it made.
+
+A room publishes `plan.json` first, then for each part its data file and after it the record (`part-00012.json`), and
+`card.json` last. A part is complete when its record exists; a set is complete when its card exists.
+"""
+
+import hashlib
+from typing import Any
+
+import msgspec
+
+PLAN_FILE = "plan.json"
+CARD_FILE = "card.json"
+
+
+class InputFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file a room reads: its key below the input URL, bytes, and an identity (`sha256:…` or a store's etag)."""
+
+    key: str
+    size: int
+    identity: str
+
+
+class PlannedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One part to make: its name and the inputs (keys, or row ids) it is made of, in order."""
+
+    name: str
+    inputs: tuple[str, ...]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a room is going to make. `recipe` holds the settings that affect the output, and nothing else."""
+
+    room: str
+    recipe: dict[str, Any]
+    inputs: tuple[InputFile, ...]
+    parts: tuple[PlannedPart, ...]
+
+    @property
+    def hash(self) -> str:
+        """The identity of the set: sha256 over the canonical JSON of the plan, 64 hex digits."""
+        return content_hash(self)
+
+
+class Dropped(msgspec.Struct, frozen=True, kw_only=True):
+    """One row that did not reach the output: where it stood, its id where it had one, and why."""
+
+    file: str
+    line: int
+    id: str | None
+    reason: str
+
+
+class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One complete part. `rows_in` = `rows` + len(`dropped`); `stats` is the room's own figures, summable."""
+
+    name: str
+    file: str
+    rows_in: int
+    rows: int
+    tokens: int
+    bytes: int
+    sha256: str
+    plan: str
+    stats: dict[str, Any] = {}
+    dropped: tuple[Dropped, ...] = ()
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete set. `content` depends on inputs and settings alone; `run` says who made it, and is never hashed."""
+
+    room: str
+    content: dict[str, Any]
+    content_hash: str
+    run: dict[str, Any]
+
+
+def part_name(index: int) -> str:
+    """The name of part `index`, as used for its data file and its record."""
+    return f"part-{index:05d}"
+
+
+def record_file(name: str) -> str:
+    """The file name of a part's record."""
+    return f"{name}.json"
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one JSON form that is hashed and published: keys sorted, no spaces, a newline at the end."""
+    return msgspec.json.encode(value, order="sorted") + b"\n"
+
+
+def content_hash(value: Any) -> str:
+    """sha256 over the canonical JSON of `value`, 64 hex digits."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def make_card(
+    room: str, plan: Plan, records: tuple[PartRecord, ...], content: dict[str, Any], run: dict[str, Any]
+) -> Card:
+    """The card of a complete set: parts, totals and drops from its records, and the room's own figures `content`."""
+    reasons = sorted({drop.reason for record in records for drop in record.dropped})
+    whole = {
+        "plan": plan.hash,
+        "recipe": plan.recipe,
+        "recipe_hash": content_hash(plan.recipe),
+        "inputs": msgspec.to_builtins(plan.inputs),
+        "parts": [
+            {"name": r.name, "file": r.file, "rows": r.rows, "tokens": r.tokens, "bytes": r.bytes, "sha256": r.sha256}
+            for r in records
+        ],
+        "rows_in": sum(r.rows_in for r in records),
+        "rows": sum(r.rows for r in records),
+        "tokens": sum(r.tokens for r in records),
+        "bytes": sum(r.bytes for r in records),
+        "dropped": {reason: sum(d.reason == reason for r in records for d in r.dropped) for reason in reasons},
+        "dropped_rows": msgspec.to_builtins(tuple(d for r in records for d in r.dropped)),
+        **content,
+    }
+    return Card(room=room, content=whole, content_hash=content_hash(whole), run=run)

@@ -1,0 +1,138 @@
+"""Rows of conversation: read leniently, written strictly.
+
+A row has `id`, `messages` (`role`, `content`, `reasoning_content`, optional `tool_calls`), optional `tools` and
+`family`, and as a completion `finish_reason` and `sampling`; an assistant message may carry the engine's own
+`prompt_token_ids` and `token_ids`. Also read: `conversations` (`from`/`value`), `prompt`/`response`, `reasoning` and
+`thinking`.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+ROLES = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "tool": "tool",
+}
+_REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+_MESSAGE_KEYS = {"role", "content", "tool_calls", "tool_call_id", "name", "prompt_token_ids", "token_ids"}
+
+Message = dict[str, Any]
+
+
+class RowError(ValueError):
+    """A row that cannot be read; `reason` is a short fixed phrase that drops are counted by."""
+
+    def __init__(self, reason: str, detail: str = "", row_id: str | None = None) -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.row_id = row_id
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One conversation; `messages` hold normalised keys only."""
+
+    id: str
+    messages: tuple[Message, ...]
+    family: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    finish_reason: str | None = None
+    sampling: dict[str, Any] | None = None
+
+
+def iter_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines (from 1) of a JSON-lines file, cut at byte 0x0A alone; blank lines are passed over."""
+    for number, line in enumerate(data.split(b"\n"), start=1):
+        if line.strip():
+            yield number, line
+
+
+def read_row(line: bytes) -> Row:
+    """The row a JSON line holds; RowError with the reason where it holds none."""
+    try:
+        raw = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RowError("broken JSON", str(error)) from error
+    if not isinstance(raw, dict):
+        raise RowError("not a JSON object", type(raw).__name__)
+    row_id = _given_id(raw)
+    try:
+        messages = tuple(_message(m) for m in _raw_messages(raw))
+    except RowError as error:
+        raise RowError(error.reason, str(error), row_id) from error
+    if not messages:
+        raise RowError("no messages", row_id=row_id)
+    return Row(
+        id=row_id or _hashed_id(messages),
+        messages=messages,
+        family=_optional(raw, "family", str, row_id),
+        tools=_optional(raw, "tools", list, row_id),
+        finish_reason=_optional(raw, "finish_reason", str, row_id),
+        sampling=_optional(raw, "sampling", dict, row_id),
+    )
+
+
+def _given_id(raw: dict[str, Any]) -> str | None:
+    value = raw.get("id")
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise RowError("id is neither text nor a number", repr(value)[:80])
+    return str(value)
+
+
+def _hashed_id(messages: tuple[Message, ...]) -> str:
+    return hashlib.blake2b(msgspec.json.encode(messages, order="sorted"), digest_size=8).hexdigest()
+
+
+def _raw_messages(raw: dict[str, Any]) -> list[Any]:
+    for key in ("messages", "conversations"):
+        if raw.get(key) is not None:
+            if not isinstance(raw[key], list):
+                raise RowError(f"{key} is not a list", type(raw[key]).__name__)
+            return raw[key]
+    if isinstance(raw.get("prompt"), str):
+        reply = [{"role": "assistant", "content": raw["response"]}] if raw.get("response") is not None else []
+        return [{"role": "user", "content": raw["prompt"]}, *reply]
+    raise RowError("no messages, conversations or prompt", f"the row has {sorted(raw)[:8]}")
+
+
+def _message(raw: Any) -> Message:
+    if not isinstance(raw, dict):
+        raise RowError("a message is not an object", type(raw).__name__)
+    raw = {("role" if k == "from" else "content" if k == "value" else k): v for k, v in raw.items()}
+    role = ROLES.get(raw.get("role", ""))
+    if role is None:
+        raise RowError("unknown role", repr(raw.get("role"))[:40])
+    if not isinstance(raw.get("content"), str | None):
+        raise RowError("content is not text", f"{role} content is a {type(raw['content']).__name__}")
+    if unknown := sorted(k for k, v in raw.items() if v and k not in _MESSAGE_KEYS and k not in _REASONING_KEYS):
+        raise RowError(
+            "unknown message key", f"{role} message has {unknown}; rename or remove it, so that no text is lost"
+        )
+    message = {"role": role, "content": raw.get("content")}
+    message |= {k: raw[k] for k in sorted(_MESSAGE_KEYS - {"role", "content"}) if raw.get(k) is not None}
+    for key in _REASONING_KEYS:
+        if raw.get(key) is not None:
+            message["reasoning_content"] = raw[key]
+            break
+    return message
+
+
+def _optional(raw: dict[str, Any], key: str, kind: type, row_id: str | None) -> Any:
+    value = raw.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise RowError(f"{key} is not a {kind.__name__}", repr(value)[:80], row_id)
+    return value
+
+
+def encode_row(row: Row) -> bytes:
+    """The row as one JSON line, newline included."""
+    return msgspec.json.encode(row) + b"\n"

@@ -1,0 +1,16 @@
+"""What every room's settings share: frozen, no unknown keys, the line below a field is its help."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Settings(BaseModel):
+    """Base of every room's settings; unknown keys are refused, and a field's docstring is its `--help` text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class RoomSettings(Settings):
+    """What every room's command takes beside its own settings."""
+
+    dry_run: bool = False
+    """Print the resolved recipe, inputs and outputs with counts and bytes, the work left, and stop."""

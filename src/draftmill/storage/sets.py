@@ -1,0 +1,150 @@
+"""Sets of parts: a plan first, parts with their records as they are made, the card last.
+
+`SetWriter` publishes one set to one or several stores and knows what is missing after an interruption; `SetReader`
+reads what a card names (never what a listing finds) and checks every part against its record.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from draftmill.contracts.cards import (
+    CARD_FILE,
+    PLAN_FILE,
+    Card,
+    InputFile,
+    PartRecord,
+    Plan,
+    PlannedPart,
+    canonical_json,
+    record_file,
+)
+from draftmill.contracts.errors import RecipeError, StorageError
+from draftmill.storage.cache import cache_folder, write_atomically
+from draftmill.storage.store import Store, open_store, sha256_of
+
+
+@dataclass(frozen=True)
+class SetWriter:
+    """One set on its way into every store of `stores`."""
+
+    plan: Plan
+    stores: tuple[Store, ...]
+
+    def card(self) -> Card | None:
+        """The card, if every store holds it already."""
+        found = [store.find(CARD_FILE) for store in self.stores]
+        return msgspec.json.decode(found[0], type=Card) if found[0] is not None and None not in found else None
+
+    def records(self) -> dict[str, PartRecord]:
+        """Records of the parts that are complete in every store, by part name."""
+        complete = {}
+        for part in self.plan.parts:
+            found = [store.find(record_file(part.name)) for store in self.stores]
+            if None not in found:
+                complete[part.name] = msgspec.json.decode(found[0] or b"", type=PartRecord)
+        return complete
+
+    def missing(self) -> list[PlannedPart]:
+        """Parts still to be made, in the plan's order."""
+        done = self.records()
+        return [part for part in self.plan.parts if part.name not in done]
+
+    def publish(self, record: PartRecord, data: bytes | Path) -> None:
+        """Writes the part's data, then its record, to every store."""
+        assert record.plan == self.plan.hash, "a record cites the plan it was made for"
+        for store in self.stores:
+            store.put(record.file, data)
+            store.put(record_file(record.name), canonical_json(record))
+
+    def publish_file(self, name: str, data: bytes) -> None:
+        """Writes a file beside the parts (what another library wants to find there), to every store."""
+        for store in self.stores:
+            store.put(name, data)
+
+    def finish(self, card: Card) -> Card:
+        """Publishes the card: the set is complete."""
+        self.publish_file(CARD_FILE, canonical_json(card))
+        return card
+
+
+def open_set_writer(urls: Sequence[str], plan: Plan) -> SetWriter:
+    """A writer for `plan`, its plan published; RecipeError where an output already holds a different set."""
+    writer = SetWriter(plan, tuple(open_store(url, create=True) for url in urls))
+    for store in writer.stores:
+        found = store.find(PLAN_FILE)
+        if found is None:
+            store.put(PLAN_FILE, canonical_json(plan))
+            continue
+        there = msgspec.json.decode(found, type=Plan)
+        if there.hash != plan.hash:
+            raise RecipeError(
+                f"{store.url} already holds another {there.room} set: {_difference(there, plan)}. "
+                "Name another --output, or remove that folder"
+            )
+    return writer
+
+
+def _difference(there: Plan, plan: Plan) -> str:
+    if there.room != plan.room:
+        return f"it was made by {there.room}"
+    changed = [
+        f"{key} was {there.recipe.get(key)!r}, is {plan.recipe.get(key)!r}"
+        for key in sorted(there.recipe.keys() | plan.recipe.keys())
+        if there.recipe.get(key) != plan.recipe.get(key)
+    ]
+    if changed:
+        return "; ".join(changed)
+    return f"its inputs differ ({len(there.inputs)} files then, {len(plan.inputs)} now, or other content)"
+
+
+@dataclass(frozen=True)
+class SetReader:
+    """A complete set at one store."""
+
+    store: Store
+    plan: Plan
+    card: Card
+
+    @property
+    def inputs(self) -> tuple[InputFile, ...]:
+        """The parts as a consumer's plan names them, identified by their sha256."""
+        return tuple(
+            InputFile(key=p["file"], size=p["bytes"], identity=f"sha256:{p['sha256']}")
+            for p in self.card.content["parts"]
+        )
+
+    def local(self, file: InputFile) -> Path:
+        """A local path with the part's bytes, checked against its record; an object is fetched into the cache once."""
+        sha256 = file.identity.removeprefix("sha256:")
+        path = self.store.folder / file.key if self.store.folder else cache_folder() / "objects" / sha256
+        if not path.is_file() and self.store.folder is None:
+            write_atomically(path, self.store.get(file.key))
+        if not path.is_file():
+            raise StorageError(f"{path} is missing, but {self.store.url}/{CARD_FILE} names it: make the set again")
+        if path.stat().st_size != file.size or sha256_of(path) != sha256:
+            raise StorageError(
+                f"{self.store.url}/{file.key} is not what its card says ({path.stat().st_size:,} of {file.size:,} "
+                f"bytes, or other content): it was cut or changed; make it again or fetch it again (local copy: {path})"
+            )
+        return path
+
+
+def open_set(url: str, room: str) -> SetReader:
+    """The complete set at `url`, made by `room`; StorageError where there is none or it is unfinished."""
+    store = open_store(url)
+    plan_data, card_data = store.find(PLAN_FILE), store.find(CARD_FILE)
+    if plan_data is None:
+        raise StorageError(f"{url} holds no {PLAN_FILE}: it is not the output of draftmill {room}")
+    plan = msgspec.json.decode(plan_data, type=Plan)
+    if plan.room != room:
+        raise StorageError(
+            f"{url} was made by draftmill {plan.room}, but the output of draftmill {room} is wanted here"
+        )
+    if card_data is None:
+        raise StorageError(
+            f"{url} is unfinished: it has a plan but no {CARD_FILE}; run its draftmill {room} again to go on"
+        )
+    return SetReader(store, plan, msgspec.json.decode(card_data, type=Card))

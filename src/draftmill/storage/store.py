@@ -1,0 +1,107 @@
+"""One folder of a local disk or an object store: list, get, put.
+
+Built on obstore. A URL is a local path, `s3://`, `gs://` or `az://`. S3 endpoint, region and credentials come from the
+usual AWS environment variables, never from a recipe. A put is atomic: a reader sees the old bytes, the new, or none.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore, ObjectStore, S3Config, S3Store, from_url
+
+from draftmill.contracts.cards import InputFile
+from draftmill.contracts.errors import RecipeError, StorageError
+
+OBJECT_SCHEMES = ("s3://", "gs://", "az://")
+_CHUNK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder named by `url`; keys are relative to it, with `/` between their parts."""
+
+    url: str
+    backend: ObjectStore
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder, or None on an object store."""
+        return None if self.url.startswith(OBJECT_SCHEMES) else Path(self.url)
+
+    def keys(self) -> list[InputFile]:
+        """Every object below the URL, sorted by key; `identity` is the store's etag."""
+        found = [meta for page in obstore.list(self.backend) for meta in page]
+        return sorted(
+            (InputFile(key=m["path"], size=m["size"], identity=f"etag:{m['e_tag']}") for m in found),
+            key=lambda f: f.key,
+        )
+
+    def get(self, key: str) -> bytes:
+        """The object's bytes; StorageError naming the place where it is missing or the store fails."""
+        try:
+            return bytes(obstore.get(self.backend, key).bytes())
+        except (BaseError, OSError) as error:
+            raise StorageError(f"{self.url}/{key} cannot be read: {_first_line(error)}") from error
+
+    def find(self, key: str) -> bytes | None:
+        """The object's bytes, or None where there is no such object."""
+        try:
+            return bytes(obstore.get(self.backend, key).bytes())
+        except FileNotFoundError:
+            return None
+        except (BaseError, OSError) as error:
+            raise StorageError(f"{self.url}/{key} cannot be read: {_first_line(error)}") from error
+
+    def put(self, key: str, data: bytes | Path) -> None:
+        """Writes the object, whole or not at all; a Path is streamed from disk."""
+        try:
+            obstore.put(self.backend, key, data)
+        except (BaseError, OSError) as error:
+            raise StorageError(f"{self.url}/{key} cannot be written: {_first_line(error)}") from error
+
+
+def open_store(url: str, *, create: bool = False) -> Store:
+    """The store a URL names; RecipeError for an unknown scheme, or a local folder that is none.
+
+    With `create` a local folder that does not exist is made.
+    """
+    if url.startswith("s3://"):
+        return Store(url.rstrip("/"), S3Store.from_url(url, config=_s3_options(), client_options={"allow_http": True}))
+    if url.startswith(OBJECT_SCHEMES):
+        return Store(url.rstrip("/"), from_url(url))
+    if "://" in url:
+        raise RecipeError(f"{url}: a URL is a local path, s3://, gs:// or az://")
+    folder = Path(url).expanduser().absolute()
+    if folder.exists() and not folder.is_dir():
+        raise RecipeError(f"{url} is a file; a folder is wanted here")
+    if not folder.exists() and not create:
+        raise RecipeError(f"{url}: no such folder (looked at {folder})")
+    return Store(str(folder), LocalStore(folder, mkdir=True))
+
+
+def _s3_options() -> S3Config:
+    """Endpoint and region as the AWS tools read them; credentials obstore reads from the environment itself."""
+    options: S3Config = {}
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        options["endpoint"] = endpoint
+    options["region"] = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    return options
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def sha256_of(data: bytes | Path) -> str:
+    """sha256 of bytes or of a file's content, 64 hex digits."""
+    if isinstance(data, bytes):
+        return hashlib.sha256(data).hexdigest()
+    digest = hashlib.sha256()
+    with data.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

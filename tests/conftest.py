@@ -1,0 +1,1 @@
+"""Nothing heavy here: the fast tests run without torch."""
