@@ -1,1 +1,25 @@
-"""Nothing heavy here: the fast tests run without torch."""
+"""Nothing heavy at import: the fast tests run without torch."""
+
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def s3_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An empty folder in a bucket of an S3-compatible server on loopback, with the environment that names it."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    for path, method in (("moto-api/reset", "POST"), ("bucket", "PUT")):
+        urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{path}", method=method)).read()
+    yield "s3://bucket/some/folder"
+    server.stop()

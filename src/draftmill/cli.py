@@ -3,12 +3,10 @@
 People read stderr; machines read stdout, whose last line is the card, or `{"error": …}`, as one JSON line.
 """
 
-import importlib
 import logging
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -18,34 +16,9 @@ from pydantic import ValidationError
 
 from draftmill import __version__
 from draftmill.contracts.errors import EXIT_INTERRUPTED, EXIT_USAGE, DraftmillError, RecipeError
+from draftmill.rooms import ROOMS
 from draftmill.settings.base import RoomSettings
 from draftmill.settings.recipes import load_recipe, readable, refuse_unknown, room_values
-
-
-@dataclass(frozen=True)
-class Room:
-    """One command: where its settings and its story live, and what it does in one line."""
-
-    settings: str
-    run: str
-    says: str
-
-
-ROOMS = {
-    "run": Room("run:RunSettings", "line:run", "the whole line from one recipe: prompts in, measured drafter out"),
-    "generate": Room("generate:GenerateSettings", "generate.run:run", "prompts -> the target's own answers"),
-    "tokenize": Room("tokenize:TokenizeSettings", "tokenize.run:run", "answers -> token ids and loss masks (no torch)"),
-    "train": Room("train:TrainSettings", "train.run:run", "token ids + frozen target -> drafter checkpoints"),
-    "evaluate": Room(
-        "evaluate:EvaluateSettings", "evaluate.run:run", "drafter + target -> acceptance length, losslessly"
-    ),
-    "export": Room("export:ExportSettings", "export.run:run", "checkpoint -> a folder vLLM and SGLang load"),
-    "estimate": Room("estimate:EstimateSettings", "estimate.run:run", "what a training run will cost, before it runs"),
-    "report": Room("report:ReportSettings", "report.run:run", "one HTML page of what happened"),
-    "inspect": Room(
-        "inspect:InspectSettings", "tokenize.inspect:run", "look at a tokenized set, or put the gate to it"
-    ),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +43,7 @@ def _guarded(name: str, args: list[str]) -> int:
     try:
         refuse_unknown([name], ROOMS, "draftmill")
         settings = parse(name, args)
-        card = _load(f"draftmill.{ROOMS[name].run}")(settings)
+        card = ROOMS[name].story()(settings)
     except DraftmillError as error:
         return _failed(name, str(error), error.exit_code)
     except KeyboardInterrupt:
@@ -89,7 +62,7 @@ def _failed(name: str, message: str, exit_code: int) -> int:
 
 def parse(name: str, args: list[str]) -> RoomSettings:
     """The settings of command `name`: defaults < recipe < flags; RecipeError where they cannot be followed."""
-    model: type[RoomSettings] = _load(f"draftmill.settings.{ROOMS[name].settings}")
+    model = ROOMS[name].model()
     path, rest = (None, args) if "recipe" in model.model_fields else _take_recipe(args)
     values = room_values(load_recipe(path), name, model, **_split_flag(rest, model)) if path else {}
     # A list given by flags replaces the recipe's; tyro would append to it.
@@ -137,11 +110,6 @@ def _split_flag(args: list[str], model: type[RoomSettings]) -> dict[str, Any]:
 def _is_given(key: str, args: list[str]) -> bool:
     flag = f"--{key.replace('_', '-')}"
     return any(arg == flag or arg.startswith(f"{flag}=") for arg in args)
-
-
-def _load(path: str) -> Any:
-    module, name = path.split(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def overview() -> str:

@@ -104,7 +104,7 @@ def make_card(
         "plan": plan.hash,
         "recipe": plan.recipe,
         "recipe_hash": content_hash(plan.recipe),
-        "inputs": msgspec.to_builtins(plan.inputs),
+        "inputs": plan.inputs,
         "parts": [
             {"name": r.name, "file": r.file, "rows": r.rows, "tokens": r.tokens, "bytes": r.bytes, "sha256": r.sha256}
             for r in records
@@ -114,7 +114,9 @@ def make_card(
         "tokens": sum(r.tokens for r in records),
         "bytes": sum(r.bytes for r in records),
         "dropped": {reason: sum(d.reason == reason for r in records for d in r.dropped) for reason in reasons},
-        "dropped_rows": msgspec.to_builtins(tuple(d for r in records for d in r.dropped)),
+        "dropped_rows": [d for r in records for d in r.dropped],
         **content,
     }
+    # As it will be read back, so that a fresh card equals a published one.
+    whole = msgspec.json.decode(canonical_json(whole))
     return Card(room=room, content=whole, content_hash=content_hash(whole), run=run)

@@ -108,9 +108,10 @@ def _message(raw: Any) -> Message:
     if not isinstance(raw, dict):
         raise RowError("a message is not an object", type(raw).__name__)
     raw = {("role" if k == "from" else "content" if k == "value" else k): v for k, v in raw.items()}
-    role = ROLES.get(raw.get("role", ""))
-    if role is None:
-        raise RowError("unknown role", repr(raw.get("role"))[:40])
+    role = raw.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise RowError("unknown role", repr(role)[:40])
+    role = ROLES[role]
     if not isinstance(raw.get("content"), str | None):
         raise RowError("content is not text", f"{role} content is a {type(raw['content']).__name__}")
     if unknown := sorted(k for k, v in raw.items() if v and k not in _MESSAGE_KEYS and k not in _REASONING_KEYS):

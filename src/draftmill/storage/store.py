@@ -4,17 +4,23 @@ Built on obstore. A URL is a local path, `s3://`, `gs://` or `az://`. S3 endpoin
 usual AWS environment variables, never from a recipe. A put is atomic: a reader sees the old bytes, the new, or none.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import LocalStore, ObjectStore, S3Config, S3Store, from_url
+from obstore.store import LocalStore, S3Store, from_url
 
 from draftmill.contracts.cards import InputFile
 from draftmill.contracts.errors import RecipeError, StorageError
+
+if TYPE_CHECKING:  # obstore keeps these for type checkers alone
+    from obstore.store import ObjectStore, S3Config
 
 OBJECT_SCHEMES = ("s3://", "gs://", "az://")
 _CHUNK_BYTES = 1 << 22
@@ -32,7 +38,7 @@ class Store:
         """The local folder, or None on an object store."""
         return None if self.url.startswith(OBJECT_SCHEMES) else Path(self.url)
 
-    def keys(self) -> list[InputFile]:
+    def files(self) -> list[InputFile]:
         """Every object below the URL, sorted by key; `identity` is the store's etag."""
         found = [meta for page in obstore.list(self.backend) for meta in page]
         return sorted(

@@ -1,0 +1,72 @@
+"""Promise: rows are read leniently, nothing that holds text is lost in silence, and lines are cut at 0x0A alone."""
+
+import json
+
+import pytest
+
+from draftmill.contracts.rows import Row, RowError, encode_row, iter_lines, read_row
+
+
+def line(**row: object) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode()
+
+
+def test_three_spellings_of_a_conversation_read_the_same() -> None:
+    by_messages = read_row(
+        line(id=1, messages=[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    )
+    by_turns = read_row(line(id=1, conversations=[{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]))
+    by_prompt = read_row(line(id="1", prompt="a", response="b"))
+    assert by_messages == by_turns == by_prompt
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_every_spelling_of_reasoning_is_kept(key: str) -> None:
+    row = read_row(line(messages=[{"role": "assistant", "content": "b", key: "why"}]))
+    assert row.messages[0]["reasoning_content"] == "why"
+
+
+def test_a_row_without_id_is_named_by_its_content() -> None:
+    one, same, other = (read_row(line(prompt=text)) for text in ("a", "a", "b"))
+    assert one.id == same.id != other.id
+    assert len(one.id) == 16
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b'{"messages": [', "broken JSON"),
+        (b'{"prompt": "\\ud83d"}', "broken JSON"),
+        (b"\xff\xfe", "broken JSON"),
+        (b"[1, 2]", "not a JSON object"),
+        (b'{"text": "a"}', "no messages, conversations or prompt"),
+        (b'{"messages": []}', "no messages"),
+        (b'{"messages": "hi"}', "messages is not a list"),
+        (b'{"messages": [7]}', "a message is not an object"),
+        (b'{"messages": [{"role": "model", "content": "a"}]}', "unknown role"),
+        (b'{"messages": [{"role": ["user"], "content": "a"}]}', "unknown role"),
+        (b'{"messages": [{"role": "user", "content": [1]}]}', "content is not text"),
+        (b'{"messages": [{"role": "user", "content": "a", "thoughts": "b"}]}', "unknown message key"),
+        (b'{"id": [1], "prompt": "a"}', "id is neither text nor a number"),
+        (b'{"prompt": "a", "tools": "x"}', "tools is not a list"),
+    ],
+)
+def test_what_cannot_be_read_says_why(raw: bytes, reason: str) -> None:
+    with pytest.raises(RowError) as caught:
+        read_row(raw)
+    assert caught.value.reason == reason
+
+
+def test_a_bad_row_keeps_its_id_for_the_list_of_drops() -> None:
+    with pytest.raises(RowError) as caught:
+        read_row(line(id="row-7", messages=[{"role": "model", "content": "a"}]))
+    assert caught.value.row_id == "row-7"
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085", "\r", "\x0c"])
+def test_only_a_line_feed_ends_a_line(separator: str) -> None:
+    row = Row(id="x", messages=({"role": "user", "content": f"a{separator}b"},))
+    data = encode_row(row) + b"\n" + encode_row(row)
+    numbered = list(iter_lines(data))
+    assert [number for number, _ in numbered] == [1, 3]
+    assert all(read_row(found) == row for _, found in numbered)

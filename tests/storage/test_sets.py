@@ -1,0 +1,93 @@
+"""Promise: a set is what its plan, records and card say; parts are whole or absent, and a cut part is noticed."""
+
+from pathlib import Path
+
+import pytest
+
+from draftmill.contracts.cards import Card, InputFile, PartRecord, Plan, PlannedPart, make_card
+from draftmill.contracts.errors import RecipeError, StorageError
+from draftmill.storage.sets import SetWriter, open_set, open_set_writer
+from draftmill.storage.store import sha256_of
+
+PLAN = Plan(
+    room="generate",
+    recipe={"max_new_tokens": 64},
+    inputs=(InputFile(key="prompts.jsonl", size=10, identity="sha256:ab"),),
+    parts=(PlannedPart(name="part-00000", inputs=("a",)), PlannedPart(name="part-00001", inputs=("b",))),
+)
+
+
+def record(index: int, data: bytes) -> PartRecord:
+    name = f"part-{index:05d}"
+    return PartRecord(
+        name=name,
+        file=f"{name}.jsonl",
+        rows_in=1,
+        rows=1,
+        tokens=3,
+        bytes=len(data),
+        sha256=sha256_of(data),
+        plan=PLAN.hash,
+    )
+
+
+def finish(writer: SetWriter) -> Card:
+    records = tuple(writer.records()[part.name] for part in PLAN.parts)
+    return writer.finish(make_card("generate", PLAN, records, {}, {"host": "h"}))
+
+
+def test_an_interrupted_set_goes_on_with_what_is_missing(tmp_path: Path) -> None:
+    urls = [str(tmp_path / "one"), str(tmp_path / "two")]
+    writer = open_set_writer(urls, PLAN)
+    writer.publish(record(0, b"a\n"), b"a\n")
+    (tmp_path / "two" / "part-00000.json").unlink()  # killed between the two stores
+
+    again = open_set_writer(urls, PLAN)
+    assert [part.name for part in again.missing()] == ["part-00000", "part-00001"]
+    assert again.card() is None
+    for index, data in enumerate((b"a\n", b"b\n")):
+        again.publish(record(index, data), data)
+    card = finish(again)
+    assert card.content["rows"] == 2 and card.content["tokens"] == 6
+    assert open_set_writer(urls, PLAN).card() == card
+    for url in urls:
+        reader = open_set(url, "generate")
+        assert [reader.local(file).read_bytes() for file in reader.inputs] == [b"a\n", b"b\n"]
+
+
+def test_another_set_in_the_same_folder_is_refused_with_what_differs(tmp_path: Path) -> None:
+    open_set_writer([str(tmp_path)], PLAN)
+    other = Plan(room="generate", recipe={"max_new_tokens": 96}, inputs=PLAN.inputs, parts=PLAN.parts)
+    with pytest.raises(RecipeError, match="max_new_tokens was 64, is 96"):
+        open_set_writer([str(tmp_path)], other)
+
+
+def test_a_card_hashes_its_content_and_never_its_run() -> None:
+    records = (record(0, b"a\n"), record(1, b"b\n"))
+    one, two = (make_card("generate", PLAN, records, {}, {"host": host}) for host in ("x", "y"))
+    assert one.content_hash == two.content_hash and one.run != two.run
+
+
+def test_a_cut_part_is_named(tmp_path: Path) -> None:
+    writer = open_set_writer([str(tmp_path)], PLAN)
+    for index, data in enumerate((b"a\n", b"b\n")):
+        writer.publish(record(index, data), data)
+    finish(writer)
+    (tmp_path / "part-00001.jsonl").write_bytes(b"b")
+    reader = open_set(str(tmp_path), "generate")
+    assert reader.local(reader.inputs[0]).read_bytes() == b"a\n"
+    with pytest.raises(StorageError, match=r"part-00001.jsonl is not what its card says \(1 of 2 bytes"):
+        reader.local(reader.inputs[1])
+
+
+def test_an_unfinished_foreign_or_missing_set_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no such folder"):
+        open_set(str(tmp_path / "typo"), "generate")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StorageError, match=r"holds no plan\.json"):
+        open_set(str(tmp_path / "empty"), "generate")
+    open_set_writer([str(tmp_path / "open")], PLAN)
+    with pytest.raises(StorageError, match="is unfinished"):
+        open_set(str(tmp_path / "open"), "generate")
+    with pytest.raises(StorageError, match="made by draftmill generate"):
+        open_set(str(tmp_path / "open"), "tokenize")
