@@ -1,0 +1,106 @@
+"""`Chat`: one target's tokenizer and chat template, read from its folder with `tokenizers` and `jinja2` alone."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+from tokenizers import Encoding, Tokenizer
+
+from draftmill.chat.template import CONFIG_FILE, compile_template, read_template, render, special_tokens
+from draftmill.contracts.errors import InputError
+from draftmill.contracts.rows import Message, RowError
+
+TOKENIZER_FILE = "tokenizer.json"
+GENERATION_FILE = "generation_config.json"
+
+
+@dataclass(frozen=True)
+class Chat:
+    """Renders, encodes and decodes as the target's engine does."""
+
+    tokenizer: Tokenizer
+    template: jinja2.Template
+    special_tokens: dict[str, str]
+    """What the template knows as `bos_token`, `eos_token` and so on."""
+    stop_ids: frozenset[int]
+    """Ids that end a turn: the tokenizer's eos and those of the generation configuration."""
+    tokenizer_hash: str
+    """sha256 of tokenizer.json, 64 hex digits."""
+    template_hash: str
+    """sha256 of the template's text, 64 hex digits."""
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: list[dict[str, Any]] | None = None,
+        **template_kwargs: Any,
+    ) -> str:
+        """The conversation as the template prints it; RowError where the template refuses it."""
+        variables = {"tools": tools, "add_generation_prompt": add_generation_prompt}
+        return render(self.template, messages, **{**self.special_tokens, **variables, **template_kwargs})
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of rendered text. Special tokens in it are recognised, none are added (the template prints its own)."""
+        return self.encode_with_offsets(text).ids
+
+    def encode_with_offsets(self, text: str) -> Encoding:
+        """Ids and, for each, the half-open range of characters it stands for; RowError for a lone surrogate."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RowError("not valid Unicode text", f"{error.reason} at character {error.start}") from error
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids, special tokens included."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def decode_plain(self, ids: Sequence[int]) -> str:
+        """Text of the ids without special tokens."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+
+
+def open_chat(folder: Path) -> Chat:
+    """The tokenizer and template in a target's folder; InputError that says the cure where one is missing."""
+    file = folder / TOKENIZER_FILE
+    if not file.is_file():
+        raise InputError(
+            f"{folder} has no {TOKENIZER_FILE}: save it there with transformers' "
+            "AutoTokenizer.from_pretrained(…).save_pretrained(folder), or name another folder"
+        )
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.no_truncation()  # a tokenizer saved after a truncating call would cut every row
+    tokenizer.no_padding()
+    config = _read_json(folder / CONFIG_FILE)
+    special = special_tokens(config)
+    text = read_template(folder, config)
+    return Chat(
+        tokenizer=tokenizer,
+        template=compile_template(text, str(folder)),
+        special_tokens=special,
+        stop_ids=_stop_ids(tokenizer, special, _read_json(folder / GENERATION_FILE)),
+        tokenizer_hash=hashlib.sha256(file.read_bytes()).hexdigest(),
+        template_hash=hashlib.sha256(text.encode()).hexdigest(),
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is not a JSON object: {error}") from error
+
+
+def _stop_ids(tokenizer: Tokenizer, special: dict[str, str], generation: dict[str, Any]) -> frozenset[int]:
+    listed = generation.get("eos_token_id")
+    ids = set(listed if isinstance(listed, list) else [] if listed is None else [listed])
+    eos = tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
+    return frozenset(ids if eos is None else ids | {eos})
