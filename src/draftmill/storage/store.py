@@ -69,6 +69,16 @@ class Store:
         except (BaseError, OSError) as error:
             raise StorageError(f"{self.url}/{key} cannot be written: {_first_line(error)}") from error
 
+    def delete(self, keys: list[str]) -> None:
+        """Removes objects, in order; one that is not there is passed over."""
+        for key in keys:
+            try:
+                obstore.delete(self.backend, key)
+            except FileNotFoundError:
+                continue
+            except (BaseError, OSError) as error:
+                raise StorageError(f"{self.url}/{key} cannot be removed: {_first_line(error)}") from error
+
 
 def open_store(url: str, *, create: bool = False) -> Store:
     """The store a URL names; RecipeError for an unknown scheme, or a local folder that is none.

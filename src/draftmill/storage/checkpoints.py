@@ -1,0 +1,146 @@
+"""Checkpoints of a training run: folders of files with a marker written last; found, checked and fetched without torch.
+
+    checkpoints/step-00001000/config.json  model.safetensors  optimizer.safetensors  position.json  checkpoint.json
+
+`checkpoint.json` is the marker: bytes and sha256 of every file beside it. A folder without a marker that fits is no
+checkpoint: it was cut short, or it is somebody else's.
+"""
+
+import hashlib
+import re
+from pathlib import Path
+
+import msgspec
+
+from draftmill.contracts.cards import canonical_json
+from draftmill.contracts.errors import InputError, StorageError
+from draftmill.storage.cache import cache_folder, write_atomically
+from draftmill.storage.store import Store, open_store, sha256_of
+
+CHECKPOINTS = "checkpoints"
+MARKER_FILE = "checkpoint.json"
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+POSITION_FILE = "position.json"
+_FOLDER = re.compile(rf"{CHECKPOINTS}/step-(\d{{8}})/")
+
+
+class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a checkpoint as its marker names it."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class Marker(msgspec.Struct, frozen=True, kw_only=True):
+    """What makes a checkpoint complete: the step it stands at, the plan it was trained for, and its files."""
+
+    step: int
+    plan: str
+    files: tuple[CheckpointFile, ...]
+
+
+def step_folder(step: int) -> str:
+    """The key of a step's folder below the run."""
+    return f"{CHECKPOINTS}/step-{step:08d}"
+
+
+def put_checkpoint(stores: tuple[Store, ...], step: int, plan: str, files: dict[str, bytes]) -> None:
+    """Writes the files of one checkpoint, its marker last, to every store."""
+    named = tuple(CheckpointFile(name=n, bytes=len(d), sha256=sha256_of(d)) for n, d in sorted(files.items()))
+    marker = canonical_json(Marker(step=step, plan=plan, files=named))
+    for store in stores:
+        for name, data in files.items():
+            store.put(f"{step_folder(step)}/{name}", data)
+        store.put(f"{step_folder(step)}/{MARKER_FILE}", marker)
+
+
+def steps_on(store: Store) -> list[int]:
+    """Steps of the folders that stand in a run, complete or not, ascending."""
+    found = (_FOLDER.match(file.key) for file in store.files())
+    return sorted({int(match[1]) for match in found if match})
+
+
+def find_marker(store: Store, step: int) -> Marker | None:
+    """The marker of a step; None where there is none, or where it is not a marker of that step."""
+    data = store.find(f"{step_folder(step)}/{MARKER_FILE}")
+    if data is None:
+        return None
+    try:
+        marker = msgspec.json.decode(data, type=Marker)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return marker if marker.step == step else None
+
+
+def read_checkpoint(store: Store, marker: Marker) -> dict[str, bytes] | None:
+    """The files of a checkpoint by name, checked against the marker; None where one is missing, cut or changed."""
+    files = {}
+    for file in marker.files:
+        data = store.find(f"{step_folder(marker.step)}/{file.name}")
+        if data is None or sha256_of(data) != file.sha256:
+            return None
+        files[file.name] = data
+    return files
+
+
+def remove_checkpoints(store: Store, steps: list[int]) -> None:
+    """Removes the folders of these steps, markers first, so that a folder cut half-way is no checkpoint any more."""
+    listing = store.files()
+    for step in steps:
+        folder = f"{step_folder(step)}/"
+        keys = [file.key for file in listing if file.key.startswith(folder)]
+        store.delete(sorted(keys, key=lambda key: key != folder + MARKER_FILE))
+
+
+def find_checkpoint(url: str, step: int | None = None) -> Path:
+    """A local folder with the newest complete checkpoint of the run at `url`, or with that of `step`, checked.
+
+    `url` may itself be a checkpoint or an exported drafter (a folder with config.json and model.safetensors).
+    Checkpoints on an object store are fetched into the cache, without their optimizer state.
+    """
+    store = open_store(url)
+    if store.find(MARKER_FILE) is None and store.find(CONFIG_FILE) is not None:
+        return _exported(store)
+    if (data := store.find(MARKER_FILE)) is not None:
+        return _local(store, "", msgspec.json.decode(data, type=Marker))
+    steps = [s for s in reversed(steps_on(store)) if step is None or s == step]
+    for candidate in steps:
+        if (marker := find_marker(store, candidate)) is not None:
+            return _local(store, f"{step_folder(candidate)}/", marker)
+    there = ", ".join(map(str, steps_on(store))) or "none"
+    wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
+    raise InputError(f"{url} holds no complete {wanted} (steps there: {there}); run its draftmill train again")
+
+
+def _local(store: Store, prefix: str, marker: Marker) -> Path:
+    """The checkpoint's folder, every file but the optimizer's checked; fetched where the store is not a local one."""
+    identity = hashlib.sha256(canonical_json(marker)).hexdigest()
+    folder = store.folder / prefix if store.folder else cache_folder() / "checkpoints" / identity
+    for file in marker.files:
+        if file.name == OPTIMIZER_FILE:
+            continue
+        path = folder / file.name
+        if store.folder is None and not path.is_file():
+            write_atomically(path, store.get(prefix + file.name))
+        if not path.is_file() or sha256_of(path) != file.sha256:
+            raise StorageError(
+                f"{store.url}/{prefix}{file.name} is missing, cut or changed: it is not what {MARKER_FILE} says; "
+                "remove this checkpoint's folder and run its draftmill train again"
+            )
+    return folder
+
+
+def _exported(store: Store) -> Path:
+    if store.find(WEIGHTS_FILE) is None:
+        raise InputError(f"{store.url} holds a {CONFIG_FILE} but no {WEIGHTS_FILE}: it is not a drafter's folder")
+    if store.folder:
+        return store.folder
+    files = {name: store.get(name) for name in (CONFIG_FILE, WEIGHTS_FILE)}
+    identity = hashlib.sha256(b"".join(sha256_of(data).encode() for data in files.values())).hexdigest()
+    folder = cache_folder() / "checkpoints" / identity
+    for name, data in files.items():
+        write_atomically(folder / name, data)
+    return folder
