@@ -6,7 +6,7 @@ import pytest
 
 from draftmill.contracts.cards import Card, InputFile, PartRecord, Plan, PlannedPart, make_card
 from draftmill.contracts.errors import RecipeError, StorageError
-from draftmill.storage.sets import SetWriter, open_set, open_set_writer
+from draftmill.storage.sets import SetWriter, missing_parts, open_set, open_set_writer
 from draftmill.storage.store import sha256_of
 
 PLAN = Plan(
@@ -91,3 +91,14 @@ def test_an_unfinished_foreign_or_missing_set_is_told_apart(tmp_path: Path) -> N
         open_set(str(tmp_path / "open"), "generate")
     with pytest.raises(StorageError, match="made by draftmill generate"):
         open_set(str(tmp_path / "open"), "tokenize")
+
+
+def test_what_is_missing_is_told_without_writing(tmp_path: Path) -> None:
+    url = str(tmp_path / "set")
+    assert missing_parts([url], PLAN) == list(PLAN.parts)
+    assert not Path(url).exists()
+    open_set_writer([url], PLAN).publish(record(0, b"a\n"), b"a\n")
+    assert [part.name for part in missing_parts([url], PLAN)] == ["part-00001"]
+    other = Plan(room="generate", recipe={"max_new_tokens": 96}, inputs=PLAN.inputs, parts=PLAN.parts)
+    with pytest.raises(RecipeError, match="max_new_tokens was 64, is 96"):
+        missing_parts([url], other)

@@ -23,7 +23,7 @@ from draftmill.contracts.cards import (
 )
 from draftmill.contracts.errors import RecipeError, StorageError
 from draftmill.storage.cache import cache_folder, write_atomically
-from draftmill.storage.store import Store, open_store, sha256_of
+from draftmill.storage.store import Store, is_there, open_store, sha256_of
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,28 @@ def open_set_writer(urls: Sequence[str], plan: Plan) -> SetWriter:
         if found is None:
             store.put(PLAN_FILE, canonical_json(plan))
             continue
-        there = msgspec.json.decode(found, type=Plan)
-        if there.hash != plan.hash:
-            raise RecipeError(
-                f"{store.url} already holds another {there.room} set: {_difference(there, plan)}. "
-                "Name another --output, or remove that folder"
-            )
+        _refuse_another(store, found, plan)
     return writer
+
+
+def missing_parts(urls: Sequence[str], plan: Plan) -> list[PlannedPart]:
+    """Parts of `plan` that some output lacks still, told without writing; RecipeError as `open_set_writer` raises."""
+    if any(not is_there(url) for url in urls):
+        return list(plan.parts)
+    stores = tuple(open_store(url) for url in urls)
+    for store in stores:
+        if (found := store.find(PLAN_FILE)) is not None:
+            _refuse_another(store, found, plan)
+    return SetWriter(plan, stores).missing()
+
+
+def _refuse_another(store: Store, found: bytes, plan: Plan) -> None:
+    there = msgspec.json.decode(found, type=Plan)
+    if there.hash != plan.hash:
+        raise RecipeError(
+            f"{store.url} already holds another {there.room} set: {_difference(there, plan)}. "
+            "Name another --output, or remove that folder"
+        )
 
 
 def _difference(there: Plan, plan: Plan) -> str:

@@ -99,6 +99,11 @@ def open_store(url: str, *, create: bool = False) -> Store:
     return Store(str(folder), LocalStore(folder, mkdir=True))
 
 
+def is_there(url: str) -> bool:
+    """Whether the URL can be listed without making anything: a local folder that exists, or any object store."""
+    return url.startswith(OBJECT_SCHEMES) or Path(url).expanduser().is_dir()
+
+
 def _s3_options() -> S3Config:
     """Endpoint and region as the AWS tools read them; credentials obstore reads from the environment itself."""
     options: S3Config = {}
