@@ -1,0 +1,97 @@
+"""Features: the residual stream right after each tapped layer, read by forward hooks.
+
+Tap id `i` gives Hugging Face's `hidden_states[i + 1]`, bit for bit. Features of K taps are concatenated in id order:
+`[R, T, K*H]` in the target's dtype. Follows DFlash (arXiv 2602.06036, section 4.1).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from draftmill.contracts.errors import InputError
+from draftmill.contracts.taps import check_tap_ids
+from draftmill.extract.target import Target
+
+# Features that vary by less than this share of their size are the rounding noise of one constant.
+CONSTANT_FRAC = 1e-4
+
+
+@dataclass
+class Captured:
+    """What the hooks saw during one forward pass of the target."""
+
+    tap_ids: tuple[int, ...]
+    _seen: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def _take(self, tap_id: int, _module: nn.Module, _args: tuple[Any, ...], output: Tensor | tuple[Any, ...]) -> None:
+        """The hook: a layer gives its hidden states bare or first in a tuple."""
+        hidden_RTH = output if isinstance(output, Tensor) else output[0]
+        # Cloned: a later layer may write into the same memory. Detached: the target is never learnt from.
+        self._seen.setdefault(tap_id, []).append(hidden_RTH.detach().clone())
+
+    def features(self) -> Float[Tensor, "R T KH"]:
+        """The features of the pass; an AssertionError where a hook did not fire exactly once."""
+        fired = {tap_id: len(self._seen.get(tap_id, [])) for tap_id in self.tap_ids}
+        assert set(fired.values()) == {1}, f"each tap fires once in a forward pass; fired (tap: times): {fired}"
+        return torch.cat([self._seen[tap_id][0] for tap_id in self.tap_ids], dim=-1)
+
+
+@dataclass(frozen=True)
+class TapReader:
+    """Reads features of `target` at `tap_ids` (distinct, ascending, never the last layer)."""
+
+    target: Target
+    tap_ids: tuple[int, ...]
+
+    def __init__(self, target: Target, tap_ids: Sequence[int]) -> None:
+        object.__setattr__(self, "target", target)
+        object.__setattr__(self, "tap_ids", check_tap_ids(tap_ids, target.num_layers))
+
+    def read(self, input_ids_RT: Int[Tensor, "R T"], lengths_R: Int[Tensor, "R"]) -> Float[Tensor, "R T KH"]:
+        """Features of right-padded rows: one document a row, `lengths_R` tokens of it; zero in the padding.
+
+        Runs the backbone alone: no head, no cache. No mask either: attention is causal and padding lies on the
+        right, so no token of a document sees it.
+        """
+        with torch.no_grad(), self.capturing() as captured:
+            self.target.backbone(input_ids=input_ids_RT, use_cache=False)
+        features = captured.features()
+        is_padding_RT = torch.arange(input_ids_RT.shape[1], device=lengths_R.device) >= lengths_R[:, None]
+        return features.masked_fill_(is_padding_RT[:, :, None].to(features.device), 0.0)
+
+    @contextmanager
+    def capturing(self) -> Iterator[Captured]:
+        """Hooks for one forward pass of the target, cached or not, made by the caller inside the `with`."""
+        captured = Captured(self.tap_ids)
+        hooks = [
+            self.target.layers[tap_id].register_forward_hook(partial(captured._take, tap_id)) for tap_id in self.tap_ids
+        ]
+        try:
+            yield captured
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+
+def check_taps(reader: TapReader, input_ids_RT: Int[Tensor, "R T"]) -> None:
+    """Compares features with the target's own hidden states, once before any work; InputError where they differ.
+
+    The ids should be of several kinds: features that hardly change between them are refused too.
+    """
+    with torch.no_grad(), reader.capturing() as captured:
+        states = reader.target.backbone(input_ids=input_ids_RT, use_cache=False, output_hidden_states=True)
+    per_tap = captured.features().chunk(len(reader.tap_ids), dim=-1)
+    name = type(reader.target.model).__name__
+    for tap_id, feature_RTH in zip(reader.tap_ids, per_tap, strict=True):
+        if not torch.equal(feature_RTH, states.hidden_states[tap_id + 1]):
+            raise InputError(f"{name}: tap {tap_id} is not hidden_states[{tap_id + 1}]; its layers lie elsewhere")
+        if not feature_RTH.isfinite().all():
+            raise InputError(f"{name}: tap {tap_id} holds numbers that are not finite; load it in a wider dtype")
+        if feature_RTH.flatten(0, 1).std(dim=0).max() <= CONSTANT_FRAC * feature_RTH.abs().max():
+            raise InputError(f"{name}: tap {tap_id} is the same at every position; the weights were not loaded")
