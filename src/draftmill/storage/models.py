@@ -4,6 +4,7 @@ A package's GGUF file is converted once to an ordinary Hugging Face folder in th
 that rooms without torch can ask for it.
 """
 
+import hashlib
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, files, version
@@ -16,6 +17,7 @@ from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.storage.cache import cache_folder
 
 PACKAGE_SCHEME = "package:"
+_END_BYTES = 1 << 20
 _HUB_FAILURES = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError)
 _TOKENIZER_FILES = ["tokenizer*", "*.jinja", "special_tokens_map.json", "config.json", "generation_config.json"]
 
@@ -38,6 +40,19 @@ def locate(name: str, *, weights: bool = True) -> Path:
             f"{name} is neither a local folder nor to be had from the Hugging Face hub ({type(error).__name__}): "
             "check the spelling, the network and HF_TOKEN, or name a folder"
         ) from error
+
+
+def fingerprint(folder: Path) -> str:
+    """A target's identity without reading it whole: config, and of every weight file its name, size and both ends."""
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for file in sorted(folder.glob("*.safetensors")):
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(_END_BYTES))
+            stream.seek(max(0, size - _END_BYTES))
+            digest.update(stream.read(_END_BYTES))
+    return digest.hexdigest()
 
 
 def _converted(package: str) -> Path:

@@ -1,0 +1,118 @@
+"""Settings of `draftmill train`."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from draftmill.settings.base import RoomSettings
+
+# DFlash (arXiv 2602.06036) gives a decay for these block sizes; any other must be chosen.
+GAMMA_OF_BLOCK = {16: 7.0, 10: 5.0, 8: 4.0}
+
+
+class TrainSettings(RoomSettings):
+    """From a tokenized set and a frozen target to checkpoints of a drafter."""
+
+    input: str
+    """The tokenized set: the output of draftmill tokenize."""
+    output: tuple[str, ...] = Field(min_length=1)
+    """Folders (local or s3://) that receive checkpoints, metrics.jsonl and the card; may be given twice."""
+    target: str
+    """The frozen model to draft for: a local folder, a Hugging Face id, or package:NAME."""
+
+    num_layers: int = Field(5, ge=1)
+    """Drafter layers."""
+    num_taps: int = Field(5, ge=1)
+    """Target layers read, spread evenly; tap_ids names them one by one instead."""
+    tap_ids: tuple[int, ...] = ()
+    """0-based target layers whose outputs are read, ascending; empty: num_taps of them, spread evenly."""
+    block_size: int = Field(16, ge=2)
+    """Tokens per drafted block, the known anchor included."""
+    mask_id: int | None = Field(None, ge=0)
+    """The token that stands for a slot to be drafted; none: the first embedding row that tokenizer and data leave."""
+    num_heads: int | None = Field(None, ge=1)
+    """Query heads of the drafter; none: the target's, where its head_dim is at most 128."""
+    num_kv_heads: int | None = Field(None, ge=1)
+    """Key-value heads of the drafter; none: the target's."""
+    head_dim: int | None = Field(None, ge=2)
+    """Channels per head of the drafter; none: the target's, where at most 128."""
+    intermediate_size: int | None = Field(None, ge=1)
+    """Width of the drafter's feed-forward layers; none: the target's."""
+    num_sliding_layers: int = Field(0, ge=0)
+    """The first so many drafter layers see a window only, and are causal inside the block."""
+    sliding_window: int | None = Field(None, ge=1)
+    """Tokens a sliding layer looks back, itself included; needed with num_sliding_layers."""
+    init: Literal["random", "target"] = "random"
+    """Where drafter layers start: at random, or at copies of target layers (shapes must agree)."""
+
+    num_anchors: int = Field(512, ge=1)
+    """Blocks per max_tokens of text; a shorter sample gets its share, rounded up."""
+    max_tokens: int = Field(3072, ge=2)
+    """Tokens a training row may hold; short samples share a row, longer ones are dropped and counted."""
+    rows_per_step: int = Field(1, ge=1)
+    """Training rows that make one optimizer step (one mean over all their slots); each is a micro-batch."""
+    num_epochs: int = Field(6, ge=1)
+    """Passes over the set, with fresh anchors each; num_steps overrules it."""
+    num_steps: int | None = Field(None, ge=1)
+    """Optimizer steps, however many passes that takes."""
+    seed: int = Field(0, ge=0)
+    """Of the initial weights, the order of samples, and the anchors."""
+
+    lr: float = Field(6e-4, gt=0)
+    """Peak learning rate of AdamW."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """AdamW's decay of the first moment."""
+    beta2: float = Field(0.95, ge=0, lt=1)
+    """AdamW's decay of the second moment."""
+    weight_decay: float = Field(0.0, ge=0)
+    """AdamW's weight decay, on matrices only."""
+    clip_norm: float = Field(1.0, gt=0)
+    """Gradients longer than this are shortened to it."""
+    warmup_frac: float = Field(0.04, ge=0, le=1)
+    """Share of the steps over which the learning rate rises."""
+    schedule: Literal["cosine", "wsd"] = "cosine"
+    """After the warm-up: a cosine down to final_lr_frac, or constant with a linear end (warm-up, stable, decay)."""
+    decay_frac: float = Field(0.2, gt=0, le=1)
+    """Share of the steps over which wsd falls."""
+    final_lr_frac: float = Field(0.0, ge=0, le=1)
+    """What is left of the peak learning rate at the end."""
+    loss: Literal["d-pace", "decay", "uniform"] = "d-pace"
+    """How the slots of a block are weighted."""
+    gamma: float | None = Field(None, gt=0)
+    """Decay of the slot weights, in slots; none: 7, 5, 4 for blocks of 16, 10, 8, and any other must be set."""
+    alpha: float = Field(0.5, gt=0, le=1)
+    """d-pace's floor under the label probabilities."""
+
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What target and drafter compute in; weights, moments and loss stay float32."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto takes a CUDA device where there is one."""
+    threads: int = Field(1, ge=1)
+    """CPU threads; runs are equal bit for bit at the same number only."""
+    feature_cache_bytes: int = Field(0, ge=0)
+    """Memory for target features of samples that will be visited again; 0: recompute them at every visit."""
+
+    save_every: int = Field(500, ge=1)
+    """Steps between checkpoints; the first (step 0) and the last are always kept."""
+    keep_checkpoints: int = Field(3, ge=1)
+    """How many of the newest checkpoints stay, beside step 0."""
+    max_dropped_frac: float = Field(0.1, ge=0, le=1)
+    """The gate refuses a set of which more than this share must be dropped."""
+    max_bad_steps: int = Field(5, ge=0)
+    """Steps in a row with a loss or gradient that is not finite (each is skipped and counted) before training stops."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "TrainSettings":
+        if self.loss == "decay" and self.gamma is None and self.block_size not in GAMMA_OF_BLOCK:
+            known = ", ".join(map(str, sorted(GAMMA_OF_BLOCK)))
+            raise ValueError(f"gamma must be set for block_size {self.block_size}: it is known for {known} only")
+        if self.num_sliding_layers > self.num_layers:
+            raise ValueError(f"num_sliding_layers {self.num_sliding_layers} of num_layers {self.num_layers}")
+        if (self.num_sliding_layers > 0) != (self.sliding_window is not None):
+            raise ValueError("sliding_window and num_sliding_layers go together: set both, or neither")
+        return self
+
+    @property
+    def resolved_gamma(self) -> float:
+        """gamma, from the block size where it is not set; 1 where the loss does not use it."""
+        return self.gamma or GAMMA_OF_BLOCK.get(self.block_size, 1.0)

@@ -1,0 +1,105 @@
+"""What a run says of itself: its plan before it starts, a preview of the work left, its card when it is done."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from draftmill.contracts.cards import Card, Plan, make_card
+from draftmill.settings.train import TrainSettings
+from draftmill.storage.checkpoints import MARKER_FILE, find_marker, step_folder, steps_on
+from draftmill.storage.models import fingerprint
+from draftmill.storage.provenance import Stopwatch, provenance
+from draftmill.storage.sets import SetReader
+from draftmill.storage.store import is_there, open_store
+from draftmill.train.data import TrainingData
+from draftmill.train.keep import Checkpoints
+from draftmill.train.metrics import MetricsLog
+from draftmill.train.state import RunState
+
+RECIPE_FILE = "recipe.json"
+# Where a run reads and writes, and on what device, does not change what it makes.
+_PLACES = {"input", "output", "target", "device", "dry_run", "feature_cache_bytes"}
+# The card's closing figures are means over so many last steps: one step's are noise.
+LAST_STEPS = 20
+
+
+def plan_of(settings: TrainSettings, reader: SetReader, target: Path) -> Plan:
+    """The plan: the settings that affect the outcome, the parts it reads, and the target's identity."""
+    recipe = {
+        **settings.model_dump(mode="json", exclude=_PLACES),
+        "target": fingerprint(target),
+        "is_caching_features": settings.feature_cache_bytes > 0,
+    }
+    return Plan(room="train", recipe=recipe, inputs=reader.inputs, parts=())
+
+
+def preview(settings: TrainSettings, plan: Plan, data: TrainingData) -> dict[str, Any]:
+    """What `--dry-run` shows, also on stderr; writes nothing."""
+    done = _steps_done(settings, plan)
+    kept, dropped = data.gated.kept, data.gated.dropped
+    shown = {
+        "room": "train",
+        "dry_run": True,
+        "recipe": settings.model_dump(mode="json"),
+        "inputs": {
+            "parts": len(plan.inputs),
+            "bytes": sum(file.size for file in plan.inputs),
+            "samples": len(kept),
+            "dropped": len(dropped),
+            "tokens": data.gated.num_tokens,
+        },
+        "outputs": {"urls": list(settings.output), "mask_id": data.mask_id, "num_steps": data.num_steps},
+        "left": {"steps": data.num_steps - done},
+    }
+    lines = [f"{key}: {msgspec.json.encode(value).decode()}" for key, value in shown.items()]
+    sys.stderr.write("\n".join(lines) + "\n")
+    return shown
+
+
+def _steps_done(settings: TrainSettings, plan: Plan) -> int:
+    """The newest step that every output holds a marked checkpoint of."""
+    if not all(is_there(url) for url in settings.output):
+        return 0
+    done = []
+    for store in map(open_store, settings.output):
+        markers = [find_marker(store, step) for step in steps_on(store)]
+        done.append({marker.step for marker in markers if marker is not None and marker.plan == plan.hash})
+    return max(set.intersection(*done), default=0)
+
+
+def card_of(
+    plan: Plan, data: TrainingData, state: RunState, checkpoints: Checkpoints, metrics: MetricsLog, watch: Stopwatch
+) -> Card:
+    """The card of a finished run; samples are its rows."""
+    gated, shape = data.gated, state.drafter.shape
+    reasons = sorted({drop.reason for drop in gated.dropped})
+    last = metrics.last(LAST_STEPS)
+    content = {
+        "rows_in": len(gated.kept) + len(gated.dropped),
+        "rows": len(gated.kept),
+        "tokens": gated.num_tokens,
+        "dropped": {reason: sum(drop.reason == reason for drop in gated.dropped) for reason in reasons},
+        "dropped_rows": msgspec.to_builtins(gated.dropped),
+        "num_steps": state.position.step,
+        "num_bad_steps": state.position.num_bad,
+        "num_parameters": sum(parameter.numel() for parameter in state.drafter.parameters()),
+        "mask_id": shape.mask_id,
+        "tap_ids": list(shape.tap_ids),
+        "block_size": shape.block_size,
+        **{f"final_{key}": _mean(record[key] for record in last) for key in ("loss", "acceptance", "slot1_accuracy")},
+        "checkpoints": [
+            {"step": m.step, "marker": f"{step_folder(m.step)}/{MARKER_FILE}", "files": msgspec.to_builtins(m.files)}
+            for m in checkpoints.markers()
+        ],
+    }
+    return make_card("train", plan, (), content, provenance(watch))
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the steps that have a figure: a loss that was not finite stands as null."""
+    found = [value for value in values if value is not None]
+    return fmean(found) if found else None

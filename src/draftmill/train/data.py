@@ -1,0 +1,36 @@
+"""What a run is trained on: the set, what of it passed the gate, and which rows make which step."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from draftmill.chat.chat import open_chat
+from draftmill.settings.train import TrainSettings
+from draftmill.storage.sets import SetReader
+from draftmill.train.gate import GatedSamples, check_tokenizer, gate, vocabulary_of
+from draftmill.train.rows import RowPlan
+from draftmill.train.samples import SampleSet
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """A tokenized set, ready to be trained on."""
+
+    samples: SampleSet
+    gated: GatedSamples
+    rows: RowPlan
+    num_steps: int
+
+    @property
+    def mask_id(self) -> int:
+        """The token that stands for a slot to be drafted."""
+        return self.gated.mask_id
+
+
+def read_data(settings: TrainSettings, reader: SetReader, target: Path) -> TrainingData:
+    """Puts the set through the gate and lays out the run."""
+    chat = open_chat(target)
+    check_tokenizer(reader, chat, target)
+    samples = SampleSet(reader)
+    gated = gate(samples, vocabulary_of(target, chat), settings)
+    rows = RowPlan(gated.kept, settings)
+    return TrainingData(samples, gated, rows, settings.num_steps or rows.num_steps(settings.num_epochs))

@@ -1,0 +1,109 @@
+"""The loop: one counter, batches a pure function of it, one mean over the whole step however it was cut."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from draftmill.contracts.errors import DraftmillError
+from draftmill.extract.target import Target
+from draftmill.model.attention import GroupedAttention
+from draftmill.model.drafter import Drafter
+from draftmill.model.loss import BlockLoss, LossRule, block_loss
+from draftmill.settings.train import TrainSettings
+from draftmill.train.batches import Batch
+from draftmill.train.metrics import StepSums
+from draftmill.train.rows import PlannedRow
+from draftmill.train.schedule import lr_at
+from draftmill.train.state import RunState
+
+
+class DivergedError(DraftmillError, ArithmeticError):
+    """Loss or gradients were not finite for too many steps in a row."""
+
+
+class LossOf:
+    """The loss of one batch: what the target lends, how slots are weighted, what is computed in which dtype."""
+
+    def __init__(self, target: Target, settings: TrainSettings) -> None:
+        self._embed = target.embed
+        self._head_VH = target.head.weight
+        self._rule = LossRule(settings.loss, settings.resolved_gamma, settings.alpha)
+        self._is_mixed = settings.compute_dtype != "float32"
+
+    def __call__(self, drafter: Drafter, batch: Batch) -> BlockLoss:
+        """The weighted sum over the batch's supervised slots, and its divisor."""
+        attend = GroupedAttention(batch.layout, [drafter.shape.window(i) for i in range(drafter.shape.num_layers)])
+        with torch.autocast(batch.features_TF.device.type, torch.bfloat16, enabled=self._is_mixed):
+            context_TH = drafter.project(batch.features_TF)
+            hidden_QH = drafter(self._embed(batch.block_ids_NB).flatten(0, 1), context_TH, batch.layout, attend)
+        hidden_NJH = hidden_QH.unflatten(0, batch.block_ids_NB.shape)[:, 1:]
+        return block_loss(hidden_NJH, batch.labels_NJ, batch.supervised_NJ, self._head_VH, self._rule)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long a run is, and which rows each of its steps takes."""
+
+    num_steps: int
+    micros_of: Callable[[int], list[PlannedRow]]
+    batch_at: Callable[[PlannedRow], Batch]
+    loss_of: Callable[[Drafter, Batch], BlockLoss]
+
+
+AfterStep = Callable[[StepSums, int, float, float], None]
+
+
+def train(run: RunState, schedule: Schedule, settings: TrainSettings, after_step: AfterStep) -> None:
+    """Trains from where `run` stands to the end; `after_step` is told sums, epoch, learning rate, gradient norm."""
+    while run.position.step < schedule.num_steps:
+        rows = schedule.micros_of(run.position.step)
+        lr = lr_at(run.position.step, schedule.num_steps, settings)
+        sums = StepSums()
+        for row in rows:
+            with sums.timing("target"):
+                batch = schedule.batch_at(row)
+            with sums.timing("drafter"):
+                loss = schedule.loss_of(run.drafter, batch)
+                loss.nats.backward()
+            sums.add(batch, loss)
+        with sums.timing("optimizer"):
+            grad_norm = update(run, sums, lr, settings)
+        run.position.step += 1
+        after_step(sums, rows[-1].epoch, lr, grad_norm)
+
+
+def update(run: RunState, sums: StepSums, lr: float, settings: TrainSettings) -> float:
+    """Moves the weights by the step's mean gradient, shortened to `clip_norm`; returns its norm before that.
+
+    A step whose loss or gradient is not finite moves nothing; DivergedError after `max_bad_steps` of them in a row.
+    """
+    parameters = list(run.drafter.parameters())
+    for parameter in parameters:
+        assert parameter.grad is not None, "every parameter of the drafter takes part"
+        # One mean over the whole step. No supervised slot: the sums are zero, and so is the mean.
+        parameter.grad /= sums.weight or 1.0
+    grad_norm = float(nn.utils.clip_grad_norm_(parameters, settings.clip_norm))
+    if math.isfinite(grad_norm) and math.isfinite(sums.loss):
+        for group in run.optimizer.param_groups:
+            group["lr"] = lr
+        run.optimizer.step()
+        run.position.num_updates += 1
+        run.position.bad_in_a_row = 0
+    else:
+        _count_bad(run, sums, grad_norm, settings.max_bad_steps)
+    run.optimizer.zero_grad(set_to_none=True)
+    return grad_norm
+
+
+def _count_bad(run: RunState, sums: StepSums, grad_norm: float, max_bad_steps: int) -> None:
+    run.position.num_bad += 1
+    run.position.bad_in_a_row += 1
+    if run.position.bad_in_a_row > max_bad_steps:
+        raise DivergedError(
+            f"step {run.position.step + 1}: loss {sums.loss}, gradient norm {grad_norm}, not finite for "
+            f"{run.position.bad_in_a_row} steps in a row (max_bad_steps {max_bad_steps}): lower lr, lengthen the "
+            "warm-up, or compute in float32; the checkpoints so far stay"
+        )

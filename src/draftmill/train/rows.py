@@ -1,0 +1,75 @@
+"""Which samples share a training row, and which rows make a step: functions of (seed, epoch, kept samples) alone.
+
+An epoch visits every kept sample once, in the order of a keyed permutation. Samples join a row until the next one
+would take it over `max_tokens` tokens or `num_anchors` anchors, so that no draw is ever cut. Rows of successive epochs
+form one stream, and step s takes the next `rows_per_step` of it.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from draftmill.settings.train import TrainSettings
+from draftmill.train.anchors import anchor_count, permutation
+from draftmill.train.gate import KeptSample
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """One micro-batch: samples by their index in the set, visited in `epoch`, with the anchors each one gets."""
+
+    epoch: int
+    samples: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+class RowPlan:
+    """The stream of training rows over all epochs; epochs are packed when they are reached."""
+
+    def __init__(self, kept: tuple[KeptSample, ...], settings: TrainSettings) -> None:
+        self._kept = kept
+        self._seed = settings.seed
+        self._max_tokens = settings.max_tokens
+        self._num_anchors = settings.num_anchors
+        self._rows_per_step = settings.rows_per_step
+        self._starts = [0]
+        self._packed: tuple[int, list[PlannedRow]] = (-1, [])
+
+    def num_steps(self, num_epochs: int) -> int:
+        """Steps in which every sample is visited `num_epochs` times; the last one may begin another pass."""
+        for epoch in range(num_epochs):
+            self._rows(epoch)
+        return -(-self._starts[num_epochs] // self._rows_per_step)
+
+    def micros_of(self, step: int) -> list[PlannedRow]:
+        """The rows of step `step`, counted from 0."""
+        first = step * self._rows_per_step
+        return [self._row(index) for index in range(first, first + self._rows_per_step)]
+
+    def _row(self, index: int) -> PlannedRow:
+        epoch = bisect_right(self._starts, index) - 1
+        while index - self._starts[epoch] >= len(self._rows(epoch)):
+            epoch += 1
+        return self._rows(epoch)[index - self._starts[epoch]]
+
+    def _rows(self, epoch: int) -> list[PlannedRow]:
+        if self._packed[0] != epoch:
+            self._packed = (epoch, list(self._pack(epoch)))
+        if epoch + 1 == len(self._starts):
+            self._starts.append(self._starts[epoch] + len(self._packed[1]))
+        return self._packed[1]
+
+    def _pack(self, epoch: int) -> Iterator[PlannedRow]:
+        samples: list[int] = []
+        counts: list[int] = []
+        tokens = 0
+        for i in permutation(len(self._kept), "order", self._seed, epoch):
+            sample = self._kept[i]
+            count = anchor_count(sample.num_eligible, sample.length, self._num_anchors, self._max_tokens)
+            if samples and (tokens + sample.length > self._max_tokens or sum(counts) + count > self._num_anchors):
+                yield PlannedRow(epoch, tuple(samples), tuple(counts))
+                samples, counts, tokens = [], [], 0
+            samples.append(sample.index)
+            counts.append(count)
+            tokens += sample.length
+        yield PlannedRow(epoch, tuple(samples), tuple(counts))

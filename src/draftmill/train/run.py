@@ -1,0 +1,79 @@
+"""`draftmill train`: the story of the room, from a tokenized set and a target to checkpoints and a card."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from draftmill.contracts.cards import canonical_json
+from draftmill.extract.taps import TapReader
+from draftmill.extract.target import Target, load_target
+from draftmill.progress import Progress
+from draftmill.settings.train import TrainSettings
+from draftmill.storage.models import locate
+from draftmill.storage.provenance import Stopwatch
+from draftmill.storage.sets import SetWriter, open_set, open_set_writer
+from draftmill.train.batches import Batches, TargetFeatures
+from draftmill.train.card import RECIPE_FILE, card_of, plan_of, preview
+from draftmill.train.data import TrainingData, read_data
+from draftmill.train.keep import Checkpoints
+from draftmill.train.loop import LossOf, Schedule, train
+from draftmill.train.metrics import MetricsLog, StepSums
+from draftmill.train.start import initial_drafter
+from draftmill.train.state import RunState, new_run
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def run(settings: TrainSettings) -> dict[str, Any]:
+    """Trains, or goes on training, to the last step; returns the card."""
+    watch = Stopwatch()
+    folder = locate(settings.target)
+    reader = open_set(settings.input, "tokenize")
+    plan = plan_of(settings, reader, folder)
+    if settings.dry_run:
+        return preview(settings, plan, read_data(settings, reader, folder))
+    writer = open_set_writer(settings.output, plan)
+    if (card := writer.card()) is not None:
+        return msgspec.to_builtins(card)
+    writer.publish_file(RECIPE_FILE, canonical_json(settings.model_dump()))
+    data = read_data(settings, reader, folder)
+    checkpoints = Checkpoints(writer.stores, plan.hash, data.num_steps, settings.save_every, settings.keep_checkpoints)
+    state, metrics = train_to_the_end(settings, data, open_target(folder, settings), checkpoints, writer)
+    return msgspec.to_builtins(writer.finish(card_of(plan, data, state, checkpoints, metrics, watch)))
+
+
+def open_target(folder: Path, settings: TrainSettings) -> Target:
+    """The frozen target where and as it computes."""
+    torch.set_num_threads(settings.threads)
+    target = load_target(folder, dtype=DTYPES[settings.compute_dtype])
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    nn.Module.to(target.model, torch.device(found if settings.device == "auto" else settings.device))
+    return target
+
+
+def train_to_the_end(
+    settings: TrainSettings, data: TrainingData, target: Target, checkpoints: Checkpoints, writer: SetWriter
+) -> tuple[RunState, MetricsLog]:
+    """Starts or resumes the run, and trains it with a checkpoint, a line of metrics and progress where they are due."""
+    state = new_run(initial_drafter(target, settings, data.mask_id), settings)
+    if not checkpoints.resume(state):
+        checkpoints.save(state)
+    metrics = MetricsLog(writer.stores, state.position.step)
+    progress = Progress("train", data.num_steps, "steps", done=state.position.step)
+
+    def after_step(sums: StepSums, epoch: int, lr: float, grad_norm: float) -> None:
+        metrics.append(sums.record(step=state.position.step, epoch=epoch, lr=lr, grad_norm=grad_norm))
+        if checkpoints.is_due(state.position.step):
+            metrics.publish()
+            checkpoints.save(state)
+        progress.advance(1, sums.note())
+
+    reader = TapReader(target, state.drafter.shape.tap_ids)
+    features = TargetFeatures(reader, max_tokens=settings.max_tokens, cache_bytes=settings.feature_cache_bytes)
+    batches = Batches(data.samples, features, state.drafter.shape, settings.seed)
+    schedule = Schedule(data.num_steps, data.rows.micros_of, batches.batch_at, LossOf(target, settings))
+    train(state, schedule, settings, after_step)
+    return state, metrics

@@ -1,0 +1,119 @@
+"""What a run starts from: the drafter's shape, out of the target and the settings, and its first weights."""
+
+import torch
+from torch import Tensor, nn
+
+from draftmill.contracts.errors import RecipeError
+from draftmill.contracts.taps import check_tap_ids, default_tap_ids
+from draftmill.extract.target import Target
+from draftmill.model.drafter import Drafter
+from draftmill.model.shape import FULL, SLIDING, DrafterShape
+from draftmill.settings.train import TrainSettings
+
+# Engines' attention kernels for drafters end here; a target beyond it (Qwen3.6: 256) must not be copied.
+MAX_COPIED_HEAD_DIM = 128
+INIT_STD = 0.02
+_COPIED = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "self_attn.q_proj.weight",
+    "self_attn.k_proj.weight",
+    "self_attn.v_proj.weight",
+    "self_attn.o_proj.weight",
+    "mlp.gate_proj.weight",
+    "mlp.up_proj.weight",
+    "mlp.down_proj.weight",
+)
+
+
+def tap_ids_of(target: Target, settings: TrainSettings) -> tuple[int, ...]:
+    """The target layers that are read: the recipe's, or `num_taps` spread evenly."""
+    if settings.tap_ids:
+        return check_tap_ids(settings.tap_ids, target.num_layers)
+    return default_tap_ids(target.num_layers, settings.num_taps)
+
+
+def drafter_shape(target: Target, settings: TrainSettings, mask_id: int) -> DrafterShape:
+    """The drafter's shape: hidden size, vocabulary and rope theta are the target's, heads its own where it says so.
+
+    Rotary always spans the whole head: never partial, multi-axis or scaled as the target's may be.
+    """
+    head_dim = settings.head_dim or _head_dim(target)
+    sliding = settings.num_sliding_layers
+    return DrafterShape(
+        hidden_size=target.hidden_size,
+        num_layers=settings.num_layers,
+        num_heads=settings.num_heads or target.config.num_attention_heads,
+        num_kv_heads=settings.num_kv_heads or target.config.num_key_value_heads,
+        head_dim=head_dim,
+        intermediate_size=settings.intermediate_size or target.config.intermediate_size,
+        rms_norm_eps=target.config.rms_norm_eps,
+        rope_theta=target.rope_theta,
+        max_positions=target.max_positions,
+        vocab_size=target.vocab_size,
+        block_size=settings.block_size,
+        tap_ids=tap_ids_of(target, settings),
+        mask_id=mask_id,
+        num_target_layers=target.num_layers,
+        layer_types=(SLIDING,) * sliding + (FULL,) * (settings.num_layers - sliding),
+        sliding_window=settings.sliding_window,
+    )
+
+
+def _head_dim(target: Target) -> int:
+    config = target.config.to_dict()
+    head_dim = config.get("head_dim") or target.hidden_size // config["num_attention_heads"]
+    if head_dim > MAX_COPIED_HEAD_DIM:
+        raise RecipeError(
+            f"the target's heads have {head_dim} channels, more than a drafter's should ({MAX_COPIED_HEAD_DIM}): set "
+            "head_dim, num_heads and num_kv_heads of the drafter (for example 128, 32 and 8)"
+        )
+    return head_dim
+
+
+def initial_drafter(target: Target, settings: TrainSettings, mask_id: int) -> Drafter:
+    """A drafter before its first step, float32, where the target is, the same for the same seed."""
+    drafter = Drafter(drafter_shape(target, settings, mask_id))
+    randomize(drafter, settings.seed)
+    if settings.init == "target":
+        copy_layers(drafter, target)
+    return drafter.to(target.device)
+
+
+def randomize(drafter: Drafter, seed: int) -> None:
+    """Normal matrices, norm gains of 1; drawn parameter by parameter from a generator of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in drafter.parameters():
+        if parameter.dim() == 2:
+            nn.init.normal_(parameter, std=INIT_STD, generator=generator)
+
+
+def source_layers(num_layers: int, num_target_layers: int) -> tuple[int, ...]:
+    """Which target layer each drafter layer starts as: the target's last ones, in order."""
+    return tuple(range(num_target_layers - num_layers, num_target_layers))
+
+
+@torch.no_grad()
+def copy_layers(drafter: Drafter, target: Target) -> None:
+    """Drafter layers and final norm become the target's; RecipeError where a shape differs.
+
+    The drafter's q_norm and k_norm stay as they are where the target has none: they keep queries and keys at a length
+    that gives softmax a sensible spread.
+    """
+    for index, source in enumerate(source_layers(drafter.shape.num_layers, target.num_layers)):
+        wanted = dict(drafter.layers[index].named_parameters())
+        given = dict(target.layers[source].named_parameters())
+        for name in (*_COPIED, *(n for n in ("self_attn.q_norm.weight", "self_attn.k_norm.weight") if n in given)):
+            _copy(wanted[name], given.get(name), f"layer {source}'s {name}")
+    _copy(drafter.norm.weight, dict(target.norm.named_parameters()).get("weight"), "norm")
+
+
+def _copy(into: Tensor, source: Tensor | None, name: str) -> None:
+    if source is None or source.shape != into.shape:
+        found = "missing" if source is None else str(list(source.shape))
+        raise RecipeError(
+            f"init = \"target\" needs layers of one shape: the target's {name} is {found}, the drafter's "
+            f"{list(into.shape)}; leave num_heads, num_kv_heads, head_dim and intermediate_size unset, or "
+            "start at random"
+        )
+    into.copy_(source)
