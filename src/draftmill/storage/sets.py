@@ -22,8 +22,8 @@ from draftmill.contracts.cards import (
     record_file,
 )
 from draftmill.contracts.errors import RecipeError, StorageError
-from draftmill.storage.cache import cache_folder, write_atomically
-from draftmill.storage.store import Store, is_there, open_store, sha256_of
+from draftmill.storage.fetch import local_copy
+from draftmill.storage.store import Store, is_there, open_store
 
 
 @dataclass(frozen=True)
@@ -133,18 +133,7 @@ class SetReader:
 
     def local(self, file: InputFile) -> Path:
         """A local path with the part's bytes, checked against its record; an object is fetched into the cache once."""
-        sha256 = file.identity.removeprefix("sha256:")
-        path = self.store.folder / file.key if self.store.folder else cache_folder() / "objects" / sha256
-        if not path.is_file() and self.store.folder is None:
-            write_atomically(path, self.store.get(file.key))
-        if not path.is_file():
-            raise StorageError(f"{path} is missing, but {self.store.url}/{CARD_FILE} names it: make the set again")
-        if path.stat().st_size != file.size or sha256_of(path) != sha256:
-            raise StorageError(
-                f"{self.store.url}/{file.key} is not what its card says ({path.stat().st_size:,} of {file.size:,} "
-                f"bytes, or other content): it was cut or changed; make it again or fetch it again (local copy: {path})"
-            )
-        return path
+        return local_copy(self.store, file)
 
 
 def open_set(url: str, room: str) -> SetReader:

@@ -62,6 +62,19 @@ class Store:
         except (BaseError, OSError) as error:
             raise StorageError(f"{self.url}/{key} cannot be read: {_first_line(error)}") from error
 
+    def fetch(self, key: str, path: Path) -> None:
+        """Streams the object into the local file `path`, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+        try:
+            with draft.open("wb") as stream:
+                for chunk in obstore.get(self.backend, key).stream(min_chunk_size=_CHUNK_BYTES):
+                    stream.write(chunk)
+        except (BaseError, OSError) as error:
+            draft.unlink(missing_ok=True)
+            raise StorageError(f"{self.url}/{key} cannot be fetched: {_first_line(error)}") from error
+        draft.replace(path)
+
     def put(self, key: str, data: bytes | Path) -> None:
         """Writes the object, whole or not at all; a Path is streamed from disk."""
         try:

@@ -1,0 +1,38 @@
+"""Objects as local files: read where they lie on a local disk, fetched once into the cache from an object store."""
+
+import hashlib
+from pathlib import Path
+
+from draftmill.contracts.cards import InputFile
+from draftmill.contracts.errors import StorageError
+from draftmill.storage.cache import cache_folder
+from draftmill.storage.store import Store, sha256_of
+
+SHA256 = "sha256:"
+
+
+def local_copy(store: Store, file: InputFile) -> Path:
+    """A local path with the bytes that `file` names; StorageError where they are missing, cut or different.
+
+    An identity `sha256:…` is checked by content, a store's etag by size.
+    """
+    path = store.folder / file.key if store.folder else cache_folder() / "objects" / _object_name(store, file)
+    if not path.is_file() and store.folder is None:
+        store.fetch(file.key, path)
+    if not path.is_file():
+        raise StorageError(f"{path} is missing, but it was listed: make it or fetch it again")
+    differs = file.identity.startswith(SHA256) and sha256_of(path) != file.identity.removeprefix(SHA256)
+    if path.stat().st_size != file.size or differs:
+        witness = "its card says" if file.identity.startswith(SHA256) else "was listed"
+        raise StorageError(
+            f"{store.url}/{file.key} is not what {witness} ({path.stat().st_size:,} of {file.size:,} "
+            f"bytes, or other content): it was cut or changed; make it again or fetch it again (local copy: {path})"
+        )
+    return path
+
+
+def _object_name(store: Store, file: InputFile) -> str:
+    """Content names the cached copy where it is known; elsewhere place and etag do."""
+    if file.identity.startswith(SHA256):
+        return file.identity.removeprefix(SHA256)
+    return hashlib.sha256(f"{store.url}/{file.key}\n{file.identity}".encode()).hexdigest()
