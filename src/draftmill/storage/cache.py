@@ -1,6 +1,9 @@
 """The local cache: targets converted from packages, and objects fetched from a store, named by their sha256."""
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -9,6 +12,18 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("DRAFTMILL_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "draftmill"
+
+
+@contextmanager
+def spool_folder(name: str) -> Iterator[Path]:
+    """An empty local folder for files that are not published yet; removed at the end, whatever a killed run left."""
+    folder = cache_folder() / "spool" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

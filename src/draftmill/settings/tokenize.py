@@ -1,0 +1,47 @@
+"""Settings of `draftmill tokenize`, and of the gate that it shares with `draftmill inspect`."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from draftmill.settings.base import RoomSettings
+from draftmill.settings.workers import usable_cores
+
+Turns = Literal["faithful", "last"]
+
+
+class GateSettings(RoomSettings):
+    """What the gate refuses. Shares lie in 0..1; a threshold that refuses is raised (or lowered) by its own flag."""
+
+    max_spike_frac: float = Field(0.2, ge=0, le=1)
+    """Largest share of samples that may have exactly one and the same small number of supervised tokens."""
+    spike_tokens: int = Field(16, ge=1)
+    """How small that number is: up to this many tokens. An empty answer printed by a template has 1 to about 10, and
+    fewer tokens than one block teach little; a spike at a large number, such as the generation's cap, is no fault."""
+    min_supervised_frac: float = Field(0.05, ge=0, le=1)
+    """Smallest share of all tokens that must be supervised."""
+    max_dropped_frac: float = Field(0.1, ge=0, le=1)
+    """Largest share of rows that may be dropped, repeated ids apart."""
+    max_duplicate_frac: float = Field(0.05, ge=0, le=1)
+    """Largest share of rows that may repeat another's id, and of samples that may repeat another's tokens."""
+    min_judged: int = Field(20, ge=1)
+    """Fewer rows or samples than this are shown but not judged: a share of so few says nothing."""
+
+
+class TokenizeSettings(GateSettings):
+    """Turns answers into token ids and loss masks."""
+
+    input: str
+    """Completions: a set made by generate (local or s3://), or a folder or file of .jsonl, .jsonl.gz or .jsonl.zst."""
+    output: tuple[str, ...]
+    """Folders that receive the samples; may be given twice (local and s3://)."""
+    tokenizer: str
+    """Tokenizer and chat template of the target: a local folder, a Hugging Face id, or package:NAME."""
+    turns: Turns = "faithful"
+    """faithful: every answer behind the very prompt the target saw; last: the last answer of each row alone."""
+    max_tokens: int = Field(3072, ge=2)
+    """Longest sample, in tokens; a longer one is cut there and flagged (3072 is the paper's length)."""
+    part_bytes: int = Field(200_000_000, ge=1)
+    """Bytes of input that make one part, about; one worker makes a part, whole or not at all."""
+    workers: int = Field(default_factory=usable_cores, ge=1)
+    """Processes; by default the cores it may use. 1 works in this process. The output does not depend on it."""

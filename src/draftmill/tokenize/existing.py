@@ -1,0 +1,108 @@
+"""Any tokenized set as it lies: one of ours, checked against its card, or a folder that datasets.load_from_disk reads.
+
+A stranger's set needs no plan and no card of ours; it needs `input_ids` and one column that says what is supervised.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from draftmill.contracts.cards import PLAN_FILE, InputFile
+from draftmill.contracts.errors import InputError, StorageError
+from draftmill.storage.fetch import local_copy
+from draftmill.storage.sets import open_set
+from draftmill.storage.store import Store, open_store
+
+STATE_FILE = "state.json"
+SPLITS_FILE = "dataset_dict.json"
+MASK_COLUMNS = ("loss_mask", "labels", "assistant_masks", "completion_mask")
+_IGNORED_LABEL = -100
+
+
+class Existing(NamedTuple):
+    """One sample of an existing set."""
+
+    id: str | None
+    input_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class ExistingSet:
+    """The shards of a set, in order."""
+
+    store: Store
+    files: tuple[InputFile, ...]
+    rows: int
+    dropped: int
+    duplicate_rows: int
+
+    def samples(self) -> Iterator[Existing]:
+        """Every sample, shard by shard; StorageError naming a shard that is cut, InputError for columns we lack."""
+        for file in self.files:
+            yield from _samples_of(local_copy(self.store, file), file.key)
+
+
+def open_existing(url: str, duplicate_reason: str) -> ExistingSet:
+    """The set at `url`; rows of a stranger's set are its samples, none of them dropped."""
+    store = open_store(url)
+    if store.find(PLAN_FILE) is not None:
+        reader = open_set(url, "tokenize")
+        content, dropped = reader.card.content, reader.card.content["dropped"]
+        repeats = dropped.get(duplicate_reason, 0)
+        return ExistingSet(reader.store, reader.inputs, content["rows_in"], sum(dropped.values()) - repeats, repeats)
+    if (state := store.find(STATE_FILE)) is None:
+        raise InputError(f"{url} holds neither {PLAN_FILE} nor {STATE_FILE}{_hint(store)}")
+    named = [entry["filename"] for entry in msgspec.json.decode(state)["_data_files"]]
+    listing = {file.key: file for file in store.files()}
+    if lost := [name for name in named if name not in listing]:
+        raise StorageError(f"{url}/{STATE_FILE} names {', '.join(lost)}, but no such file is there")
+    return ExistingSet(store, tuple(listing[name] for name in named), rows=0, dropped=0, duplicate_rows=0)
+
+
+def _hint(store: Store) -> str:
+    splits = store.find(SPLITS_FILE)
+    if splits is None:
+        return ": name a tokenized set, or a folder saved with datasets' save_to_disk"
+    return f"; it is a DatasetDict: name one of its folders, {' or '.join(msgspec.json.decode(splits)['splits'])}"
+
+
+def _samples_of(path: Path, key: str) -> Iterator[Existing]:
+    try:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
+            for batch in reader:
+                yield from _samples_of_batch(batch, key)
+    except pa.ArrowInvalid as error:
+        raise StorageError(f"{key} is not a whole Arrow stream (cut, or still being written?): {error}") from error
+
+
+def _samples_of_batch(batch: pa.RecordBatch, key: str) -> Iterator[Existing]:
+    names: Sequence[str] = batch.schema.names
+    mask_name = next((name for name in MASK_COLUMNS if name in names), None)
+    if "input_ids" not in names or mask_name is None:
+        raise InputError(
+            f"{key} has the columns {', '.join(names)}; wanted are input_ids and one of {', '.join(MASK_COLUMNS)}"
+        )
+    ids, masks = _lists(batch.column("input_ids")), _lists(batch.column(mask_name))
+    row_ids = batch.column("id").to_pylist() if "id" in names else [None] * batch.num_rows
+    cut = batch.column("truncated").to_pylist() if "truncated" in names else [False] * batch.num_rows
+    for row_id, input_ids, mask, truncated in zip(row_ids, ids, masks, cut, strict=True):
+        if len(input_ids) != len(mask):
+            raise InputError(f"{key}: a sample has {len(input_ids)} input_ids, but {len(mask)} values in {mask_name}")
+        supervised = mask != _IGNORED_LABEL if mask_name == "labels" else mask.astype(np.bool_)
+        yield Existing(None if row_id is None else str(row_id), input_ids.astype(np.int32), supervised, bool(truncated))
+
+
+def _lists(column: Any) -> Iterator[NDArray[Any]]:
+    """Each list of a list or large_list column."""
+    ends = column.offsets.to_numpy()
+    values = column.values.to_numpy(zero_copy_only=False)
+    return (values[start:stop] for start, stop in itertools.pairwise(ends))

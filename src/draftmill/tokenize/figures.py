@@ -1,0 +1,135 @@
+"""What is counted of a tokenized set: summable over parts, and the shares and percentiles derived from it."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from draftmill.contracts.cards import PartRecord
+
+_PERCENTILES = (5, 50, 95)
+_SEEN_BYTES = 8
+
+
+class Figures(msgspec.Struct, kw_only=True):
+    """Counts of rows, samples and tokens; the two histograms map a number of tokens to a number of samples."""
+
+    rows: int = 0
+    """Rows read, dropped ones included."""
+    dropped: int = 0
+    """Rows dropped for any reason but a repeated id."""
+    duplicate_rows: int = 0
+    """Rows dropped because an earlier row has their id."""
+    samples: int = 0
+    duplicate_samples: int = 0
+    """Samples with exactly the token ids of an earlier one in the same part."""
+    truncated: int = 0
+    """Samples cut at max_tokens."""
+    tokens: int = 0
+    supervised: int = 0
+    """Tokens that the target generated, in samples."""
+    supervised_counts: dict[int, int] = msgspec.field(default_factory=dict)
+    length_counts: dict[int, int] = msgspec.field(default_factory=dict)
+
+    @property
+    def supervised_frac(self) -> float:
+        """Share of all tokens that is supervised."""
+        return self.supervised / max(self.tokens, 1)
+
+    @property
+    def truncated_frac(self) -> float:
+        """Share of samples cut at max_tokens."""
+        return self.truncated / max(self.samples, 1)
+
+    def spike(self, largest: int) -> tuple[int, float]:
+        """The commonest number of supervised tokens that is at most `largest`, and the share of samples with it."""
+        small = {n: count for n, count in self.supervised_counts.items() if n <= largest}
+        number = max(small, key=lambda n: (small[n], -n), default=0)
+        return number, small.get(number, 0) / max(self.samples, 1)
+
+
+class Tally:
+    """Counts samples as they pass."""
+
+    def __init__(self) -> None:
+        self.truncated = 0
+        self._lengths: Counter[int] = Counter()
+        self._supervised: Counter[int] = Counter()
+        self._seen: set[bytes] = set()
+
+    def add(self, input_ids: NDArray[np.int32], loss_mask: NDArray[np.bool_], *, truncated: bool) -> None:
+        """Counts one sample."""
+        self.truncated += truncated
+        self._lengths[len(input_ids)] += 1
+        self._supervised[int(np.count_nonzero(loss_mask))] += 1
+        self._seen.add(hashlib.blake2b(input_ids.tobytes(), digest_size=_SEEN_BYTES).digest())
+
+    def figures(self, *, rows: int, dropped: int = 0, duplicate_rows: int = 0) -> Figures:
+        """What was counted, with the caller's count of rows."""
+        samples = self._lengths.total()
+        return Figures(
+            rows=rows,
+            dropped=dropped,
+            duplicate_rows=duplicate_rows,
+            samples=samples,
+            duplicate_samples=samples - len(self._seen),
+            truncated=self.truncated,
+            tokens=sum(n * count for n, count in self._lengths.items()),
+            supervised=sum(n * count for n, count in self._supervised.items()),
+            supervised_counts=dict(sorted(self._supervised.items())),
+            length_counts=dict(sorted(self._lengths.items())),
+        )
+
+
+def figures_of(record: PartRecord) -> Figures:
+    """The figures that a part's record carries."""
+    return msgspec.convert(record.stats, Figures, str_keys=True)
+
+
+def total(parts: Iterable[Figures]) -> Figures:
+    """The figures of all parts together."""
+    whole = Figures()
+    for part in parts:
+        whole = Figures(**{name: _sum(getattr(whole, name), getattr(part, name)) for name in Figures.__struct_fields__})
+    return whole
+
+
+def _sum(a: Any, b: Any) -> Any:
+    return dict(sorted((Counter(a) + Counter(b)).items())) if isinstance(a, dict) else a + b
+
+
+def percentiles(counts: Mapping[int, int]) -> dict[str, int]:
+    """The smallest, p5, p50, p95 and the largest of a histogram; empty where it is."""
+    if not counts:
+        return {}
+    numbers = sorted(counts)
+    reached = np.cumsum([counts[n] for n in numbers])
+    at = {f"p{p}": numbers[int(np.searchsorted(reached, p / 100 * reached[-1]))] for p in _PERCENTILES}
+    return {"min": numbers[0], **at, "max": numbers[-1]}
+
+
+def bins(counts: Mapping[int, int]) -> list[tuple[int, int, int]]:
+    """The histogram in bins that double: (from, to inclusive, samples), from the first to the last one in use."""
+    by_bit = Counter[int]()
+    for number, count in counts.items():
+        by_bit[number.bit_length()] += count
+    span = range(min(by_bit), max(by_bit) + 1) if by_bit else range(0)
+    return [(1 << b >> 1, max((1 << b) - 1, 0), by_bit[b]) for b in span]
+
+
+def as_content(figures: Figures) -> dict[str, Any]:
+    """The figures as a card tells them."""
+    return {
+        "samples": figures.samples,
+        "supervised_tokens": figures.supervised,
+        "supervised_frac": round(figures.supervised_frac, 4),
+        "supervised_per_sample": percentiles(figures.supervised_counts),
+        "supervised_histogram": [{"from": a, "to": b, "samples": n} for a, b, n in bins(figures.supervised_counts)],
+        "length_per_sample": percentiles(figures.length_counts),
+        "truncated_frac": round(figures.truncated_frac, 4),
+        "duplicate_samples": figures.duplicate_samples,
+    }

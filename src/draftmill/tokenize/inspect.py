@@ -1,0 +1,74 @@
+"""`draftmill inspect`: the figures of any tokenized set, one of its samples, or the gate's verdict."""
+
+import itertools
+import sys
+from typing import Any
+
+import numpy as np
+
+from draftmill.chat.chat import Chat, open_chat
+from draftmill.contracts.errors import InputError, RecipeError
+from draftmill.settings.inspect import InspectSettings
+from draftmill.storage.models import locate
+from draftmill.tokenize.existing import Existing, ExistingSet, open_existing
+from draftmill.tokenize.figures import Figures, Tally, as_content
+from draftmill.tokenize.gate import judge
+from draftmill.tokenize.histogram import show
+from draftmill.tokenize.part import DUPLICATE
+
+_GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
+
+
+def run(settings: InspectSettings) -> dict[str, Any]:
+    """Shows the set (or one sample of it) on stderr; returns its figures."""
+    existing = open_existing(settings.input, DUPLICATE)
+    if settings.dry_run:
+        return {"room": "inspect", "dry_run": True, "recipe": settings.model_dump(mode="json"), "left": []}
+    if settings.row is not None:
+        return _show_sample(existing, settings.row, settings.tokenizer)
+    figures = _counted(existing)
+    show(figures, settings.input)
+    sys.stderr.write(
+        f"{figures.tokens:,} tokens, {figures.supervised_frac:.1%} of them supervised; "
+        f"{figures.truncated_frac:.1%} of the samples cut; {figures.duplicate_samples:,} repeat another's tokens\n"
+    )
+    if settings.gate:
+        judge(figures, settings, settings.input)
+        sys.stderr.write("the gate lets it pass\n")
+    return {"room": "inspect", "input": settings.input, "tokens": figures.tokens, **as_content(figures)}
+
+
+def _counted(existing: ExistingSet) -> Figures:
+    tally = Tally()
+    for sample in existing.samples():
+        tally.add(sample.input_ids, sample.loss_mask, truncated=sample.truncated)
+    return tally.figures(rows=existing.rows, dropped=existing.dropped, duplicate_rows=existing.duplicate_rows)
+
+
+def _show_sample(existing: ExistingSet, row: int, tokenizer: str | None) -> dict[str, Any]:
+    if tokenizer is None:
+        raise RecipeError("--row shows text: name the target's --tokenizer too")
+    sample = next(itertools.islice(existing.samples(), row, None), None)
+    if sample is None:
+        raise InputError(f"there is no sample {row}: the set has {sum(1 for _ in existing.samples()):,}, from 0")
+    chat = open_chat(locate(tokenizer, weights=False))
+    sys.stderr.write(marked(sample, chat, colour=sys.stderr.isatty()) + "\n")
+    return {
+        "room": "inspect",
+        "row": row,
+        "id": sample.id,
+        "tokens": len(sample.input_ids),
+        "supervised_tokens": int(sample.loss_mask.sum()),
+        "truncated": sample.truncated,
+    }
+
+
+def marked(sample: Existing, chat: Chat, *, colour: bool) -> str:
+    """The sample's text with its supervised runs in green, or in brackets where there is no colour."""
+    opening, closing = (_GREEN, _PLAIN) if colour else ("⟦", "⟧")
+    borders = [0, *(np.flatnonzero(np.diff(sample.loss_mask)) + 1).tolist(), len(sample.input_ids)]
+    text = ""
+    for start, stop in itertools.pairwise(borders):
+        run_text = chat.decode(sample.input_ids[start:stop].tolist())
+        text += f"{opening}{run_text}{closing}" if sample.loss_mask[start:stop].any() else run_text
+    return text

@@ -1,0 +1,90 @@
+"""The plan of a tokenized set: the settings and files its bytes depend on, frozen before the first part is made."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from draftmill.chat.chat import Chat, open_chat
+from draftmill.chat.turns import Borders, find_borders
+from draftmill.contracts.cards import Plan, PlannedPart, part_name
+from draftmill.contracts.errors import InputError
+from draftmill.settings.tokenize import TokenizeSettings
+from draftmill.storage.models import locate
+from draftmill.storage.sets import missing_parts
+from draftmill.tokenize.source import Piece, Source, cut_parts, open_source
+
+# Part of the plan: raised when the same rows and settings come to give other samples.
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """All that is known before the first row is read."""
+
+    source: Source
+    pieces: dict[str, tuple[Piece, ...]]
+    """What each part, by name, is made of."""
+    tokenizer: Path
+    chat: Chat
+    borders: Borders
+    plan: Plan
+
+
+def draw_up(settings: TokenizeSettings) -> Blueprint:
+    """Finds tokenizer, template and input; InputError where one is missing, empty, or made for another target."""
+    folder = locate(settings.tokenizer, weights=False)
+    chat = open_chat(folder)
+    borders = find_borders(chat)
+    source = open_source(settings.input)
+    made_with = source.card.get("tokenizer_hash", chat.tokenizer_hash)
+    if made_with != chat.tokenizer_hash:
+        raise InputError(
+            f"{settings.input} was generated with another tokenizer ({made_with[:12]}…) than {settings.tokenizer} "
+            f"({chat.tokenizer_hash[:12]}…): name the target that made it"
+        )
+    parts = cut_parts(source.files, settings.part_bytes)
+    if not parts:
+        raise InputError(f"{settings.input}: all {len(source.files)} files are empty")
+    pieces = {part_name(i): part for i, part in enumerate(parts)}
+    plan = Plan(
+        room="tokenize",
+        recipe=_recipe(settings, chat, source),
+        inputs=source.files,
+        parts=tuple(PlannedPart(name=name, inputs=tuple(p.name for p in part)) for name, part in pieces.items()),
+    )
+    return Blueprint(source, pieces, folder, chat, borders, plan)
+
+
+def _recipe(settings: TokenizeSettings, chat: Chat, source: Source) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "turns": settings.turns,
+        "max_tokens": settings.max_tokens,
+        "part_bytes": settings.part_bytes,
+        "tokenizer_hash": chat.tokenizer_hash,
+        "template_hash": chat.template_hash,
+        "special_tokens": chat.special_tokens,
+        "input_plan": source.card.get("plan"),
+    }
+
+
+def describe(blueprint: Blueprint, settings: TokenizeSettings) -> dict[str, Any]:
+    """What a dry run tells, on stderr for people and as the return value for machines; nothing is written."""
+    left = [part.name for part in missing_parts(settings.output, blueprint.plan)]
+    files = blueprint.source.files
+    sys.stderr.write(
+        f"tokenize reads {len(files):,} files ({sum(f.size for f in files):,} bytes) of {blueprint.source.store.url} "
+        f"with the tokenizer in {blueprint.tokenizer}; {len(left):,} of {len(blueprint.plan.parts):,} parts are left "
+        f"to make in {', '.join(settings.output)}, {settings.workers} at a time\n"
+    )
+    return {
+        "room": "tokenize",
+        "dry_run": True,
+        "recipe": settings.model_dump(mode="json"),
+        "inputs": msgspec.to_builtins(files),
+        "outputs": list(settings.output),
+        "left": left,
+    }

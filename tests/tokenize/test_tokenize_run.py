@@ -1,0 +1,244 @@
+"""The room from files to shards: every row accounted for, the same bytes always, resumable, readable by datasets."""
+
+import gzip
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import completions
+import msgspec
+import pyarrow as pa
+import pytest
+from completions import row, write_rows
+
+from draftmill.contracts.cards import PartRecord
+from draftmill.contracts.errors import DataGateError, InputError, RecipeError, StorageError
+from draftmill.tokenize.part import Craft, PartJob, PartMaker
+from draftmill.tokenize.pool import Pool
+from draftmill.tokenize.run import run
+from draftmill.tokenize.source import cut_parts, open_source
+from tiny_tokenizer import PLAIN_TEMPLATE, write_tiny_tokenizer
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAFTMILL_CACHE", str(tmp_path / "cache"))
+    return write_tiny_tokenizer(tmp_path / "tokenizer")
+
+
+def _parts(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.glob("part-*"))}
+
+
+def _samples(folder: Path) -> list[dict[str, Any]]:
+    shards = sorted(folder.glob("part-*.arrow"))
+    return [sample for shard in shards for sample in pa.ipc.open_stream(shard.read_bytes()).read_all().to_pylist()]
+
+
+def test_every_row_is_kept_or_dropped_with_its_place_and_reason(tmp_path: Path, tokenizer: Path):
+    rows = [
+        row(0),
+        b'{"id": "torn", "messages": [',
+        row(1),
+        {"id": "silent", "messages": [{"role": "user", "content": "hi"}]},
+        row(0),
+        {"id": "who", "messages": [{"role": "narrator", "content": "x"}]},
+        b'{"id": "half", "messages": [{"role": "user", "content": "\\ud83d"}]}',
+        b"",
+        row(2),
+    ]
+    source = write_rows(tmp_path / "in" / "a.jsonl", rows)
+    write_rows(tmp_path / "in" / "b.jsonl", [row(3), row(1)])
+
+    content = run(completions.settings(tmp_path, source.parent, tokenizer))["content"]
+
+    assert [s["id"] for s in _samples(tmp_path / "samples")] == ["row-0", "row-1", "row-2", "row-3"]
+    assert content["rows_in"] == 10 == content["rows"] + sum(content["dropped"].values())
+    assert content["dropped_rows"] == [
+        {"file": "a.jsonl", "line": 2, "id": None, "reason": "broken JSON"},
+        {"file": "a.jsonl", "line": 4, "id": "silent", "reason": "no assistant turn"},
+        {"file": "a.jsonl", "line": 5, "id": "row-0", "reason": "duplicate id"},
+        {"file": "a.jsonl", "line": 6, "id": "who", "reason": "unknown role"},
+        {"file": "a.jsonl", "line": 7, "id": None, "reason": "broken JSON"},
+        {"file": "b.jsonl", "line": 2, "id": "row-1", "reason": "duplicate id"},
+    ]
+
+
+def test_line_separators_of_unicode_are_text(tmp_path: Path, tokenizer: Path):
+    odd = row(0)
+    odd["messages"][1]["content"] = "one\u2028two\u2029three\u0085four\x0bfive\x0csix"
+    source = write_rows(tmp_path / "a.jsonl", [odd])
+    assert run(completions.settings(tmp_path, source, tokenizer))["content"]["rows"] == 1
+
+
+def test_compressed_and_plain_files_give_the_same_samples(tmp_path: Path, tokenizer: Path):
+    plain = write_rows(tmp_path / "plain" / "a.jsonl", [row(i) for i in range(4)])
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    (packed / "a.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    squeezed = tmp_path / "squeezed"
+    squeezed.mkdir()
+    (squeezed / "a.jsonl.zst").write_bytes(pa.compress(plain.read_bytes(), codec="zstd", asbytes=True))
+    for folder in (plain.parent, packed, squeezed):
+        run(completions.settings(folder, folder, tokenizer))
+    shards = {(f / "samples" / "part-00000.arrow").read_bytes() for f in (plain.parent, packed, squeezed)}
+    assert len(shards) == 1
+
+
+def test_parts_cut_a_file_at_any_byte_and_lose_no_line(tmp_path: Path, tokenizer: Path):
+    source = write_rows(tmp_path / "a.jsonl", [row(i) for i in range(9)])
+    whole = [
+        s["id"] for s in (run(completions.settings(tmp_path, source, tokenizer)), _samples(tmp_path / "samples"))[1]
+    ]
+    lines = source.read_bytes().splitlines(keepends=True)
+    for part_bytes in (len(lines[0]), len(lines[0]) + 1, 700, 1201):
+        place = tmp_path / str(part_bytes)
+        card = run(completions.settings(place, source, tokenizer, part_bytes=part_bytes))
+        assert [s["id"] for s in _samples(place / "samples")] == whole
+        assert len(card["content"]["parts"]) == -(-source.stat().st_size // part_bytes)
+    torn = write_rows(tmp_path / "torn.jsonl", [*(row(i) for i in range(6)), b'{"id"', *(row(i) for i in range(6, 9))])
+    dropped = run(completions.settings(tmp_path / "t", torn, tokenizer, part_bytes=400))["content"]["dropped_rows"]
+    assert [drop["line"] for drop in dropped] == [7]
+
+
+def test_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path, tokenizer: Path):
+    source = write_rows(tmp_path / "in" / "a.jsonl", [row(i % 7) for i in range(9)])
+    alone = run(completions.settings(tmp_path / "1", source, tokenizer, part_bytes=400))
+    together = run(completions.settings(tmp_path / "2", source, tokenizer, part_bytes=400, workers=2))
+    assert len(alone["content"]["parts"]) > 2
+    assert _parts(tmp_path / "1" / "samples") == _parts(tmp_path / "2" / "samples")
+    assert alone["content_hash"] == together["content_hash"]
+
+
+def test_a_rerun_makes_what_is_missing_and_nothing_else(tmp_path: Path, tokenizer: Path):
+    source = write_rows(tmp_path / "in" / "a.jsonl", [row(i) for i in range(9)])
+    chosen = completions.settings(tmp_path, source, tokenizer, part_bytes=400)
+    card = run(chosen)
+    folder = tmp_path / "samples"
+    before = _parts(folder)
+    # As after a kill between a part's data and its record.
+    for name in ("part-00001.json", "card.json"):
+        (folder / name).unlink()
+    (folder / "part-00001.arrow").write_bytes(b"half")
+    kept = (folder / "part-00000.arrow").stat().st_mtime_ns
+
+    again = run(chosen)
+
+    assert _parts(folder) == before and again["content_hash"] == card["content_hash"]
+    assert (folder / "part-00000.arrow").stat().st_mtime_ns == kept
+    assert run(chosen) == again, "a whole set is not made again"
+    assert not list((tmp_path / "cache" / "spool").iterdir())
+
+
+def test_other_settings_or_another_template_are_another_set(tmp_path: Path, tokenizer: Path):
+    source = write_rows(tmp_path / "in" / "a.jsonl", [row(i) for i in range(3)])
+    run(completions.settings(tmp_path, source, tokenizer))
+    with pytest.raises(RecipeError, match="max_tokens was 3072, is 20"):
+        run(completions.settings(tmp_path, source, tokenizer, max_tokens=20))
+    config = tokenizer / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": "{# new #}" + PLAIN_TEMPLATE}))
+    with pytest.raises(RecipeError, match="template_hash was"):
+        run(completions.settings(tmp_path, source, tokenizer))
+
+
+def test_a_killed_worker_names_its_part_and_the_rerun_goes_on(tmp_path: Path, tokenizer: Path):
+    source = open_source(str(write_rows(tmp_path / "a.jsonl", [row(i) for i in range(40)])))
+    craft = Craft(source.store.url, tokenizer, "faithful", 3072, "0" * 64, tmp_path)
+    jobs = [PartJob(f"part-{i}", pieces) for i, pieces in enumerate(cut_parts(source.files, 900))]
+
+    with (
+        pytest.raises(StorageError, match=r"died .*part-\d.*a\.jsonl.*run the same command again"),
+        Pool(craft, 2) as pool,
+    ):
+        for number, _ in enumerate(pool.make(jobs)):
+            if number == 1:
+                for child in pool.processes():
+                    os.kill(child.pid or 0, signal.SIGKILL)
+
+
+def test_one_worker_is_this_process(tmp_path: Path, tokenizer: Path):
+    source = open_source(str(write_rows(tmp_path / "a.jsonl", [row(0)])))
+    craft = Craft(source.store.url, tokenizer, "faithful", 3072, "0" * 64, tmp_path)
+    with Pool(craft, 1) as pool:
+        assert pool.processes() == []
+        made = [record for _, record in pool.make([PartJob("part-0", cut_parts(source.files, 900)[0])])]
+    assert [type(record) for record in made] == [PartRecord]
+    assert PartMaker(craft).make(PartJob("part-0", cut_parts(source.files, 900)[0])) == made[0]
+
+
+def test_datasets_reads_the_set(tmp_path: Path, tokenizer: Path):
+    datasets = pytest.importorskip("datasets")
+    source = write_rows(tmp_path / "in" / "a.jsonl", [b'{"id": "torn"', *(row(i) for i in range(9)), b"x" * 900])
+    card = run(completions.settings(tmp_path, source, tokenizer, part_bytes=400))
+
+    loaded = datasets.load_from_disk(str(tmp_path / "samples"))
+
+    assert loaded.column_names == ["id", "input_ids", "loss_mask", "truncated"]
+    assert loaded["id"] == [f"row-{i}" for i in range(9)]
+    assert sum(map(len, loaded["input_ids"])) == card["content"]["tokens"]
+    assert loaded[:] == datasets.Dataset.from_list(_samples(tmp_path / "samples"), features=loaded.features)[:]
+
+
+def test_nothing_to_learn_from_at_all_is_an_error_and_no_card(tmp_path: Path, tokenizer: Path):
+    silent = {"messages": [{"role": "user", "content": "hi"}]}
+    source = write_rows(tmp_path / "a.jsonl", [silent, b"{"])
+    with pytest.raises(InputError, match="no assistant turn: 1 rows; broken JSON: 1 rows"):
+        run(completions.settings(tmp_path, source, tokenizer))
+    assert not (tmp_path / "samples" / "card.json").exists()
+
+
+def test_inputs_that_cannot_be_read_say_so(tmp_path: Path, tokenizer: Path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"no \.jsonl"):
+        run(completions.settings(tmp_path, tmp_path / "empty", tokenizer))
+    (tmp_path / "empty" / "a.jsonl").touch()
+    with pytest.raises(InputError, match="all 1 files are empty"):
+        run(completions.settings(tmp_path, tmp_path / "empty", tokenizer))
+    with pytest.raises(RecipeError, match="no such folder"):
+        run(completions.settings(tmp_path, tmp_path / "nowhere", tokenizer))
+
+
+def test_the_gate_stops_a_part_before_it_is_published(tmp_path: Path, tokenizer: Path):
+    good = [row(i) for i in range(30)]
+    bad = [{**row(i), "id": f"bad-{i}", "messages": [{"role": "user", "content": f"{i}"}, EMPTY]} for i in range(30)]
+    source = write_rows(tmp_path / "in" / "a.jsonl", good)
+    write_rows(tmp_path / "in" / "b.jsonl", bad)
+    chosen = completions.settings(tmp_path, source.parent, tokenizer, part_bytes=source.stat().st_size)
+    with pytest.raises(DataGateError, match=r"(?s)part-00001.*100\.0% of 30 samples have exactly 2 supervised tokens"):
+        run(chosen)
+    assert (tmp_path / "samples" / "part-00000.json").exists()
+    assert not (tmp_path / "samples" / "part-00001.json").exists()
+
+    meant_so = completions.settings(
+        tmp_path, source.parent, tokenizer, part_bytes=source.stat().st_size, max_spike_frac=1, max_duplicate_frac=1
+    )
+    assert run(meant_so)["content"]["samples"] == 60
+
+
+EMPTY = {"role": "assistant", "content": "x"}
+
+
+def test_a_dry_run_tells_and_writes_nothing(tmp_path: Path, tokenizer: Path):
+    source = write_rows(tmp_path / "in" / "a.jsonl", [row(i) for i in range(9)])
+    told = run(completions.settings(tmp_path, source, tokenizer, part_bytes=400, dry_run=True))
+    assert told["dry_run"] and told["left"][0] == "part-00000" and told["inputs"][0]["key"] == "a.jsonl"
+    assert not (tmp_path / "samples").exists()
+    assert msgspec.json.encode(told)
+
+
+def test_the_card_tells_what_is_in_the_set(tmp_path: Path, tokenizer: Path):
+    source = write_rows(tmp_path / "a.jsonl", [row(i) for i in range(9)])
+    content = run(completions.settings(tmp_path, source, tokenizer, max_tokens=24))["content"]
+    samples = _samples(tmp_path / "samples")
+    supervised = [sum(s["loss_mask"]) for s in samples]
+    assert content["samples"] == len(samples) == 9
+    assert content["tokens"] == sum(len(s["input_ids"]) for s in samples)
+    assert content["supervised_tokens"] == sum(supervised)
+    assert content["supervised_per_sample"]["min"] == min(supervised)
+    assert sum(b["samples"] for b in content["supervised_histogram"]) == 9
+    assert content["length_per_sample"]["max"] == 24
+    assert content["truncated_frac"] == round(sum(s["truncated"] for s in samples) / 9, 4) > 0
+    assert content["borders"]["end"] == "<|im_end|>"
+    assert json.loads((tmp_path / "samples" / "card.json").read_bytes())["content"] == content
