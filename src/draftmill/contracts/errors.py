@@ -29,6 +29,10 @@ class StorageError(DraftmillError, OSError):
     """A file or an object that is missing, cut, or different from its record."""
 
 
+class ServingError(DraftmillError, RuntimeError):
+    """An engine that refused, failed, died, or answered with something else than an answer."""
+
+
 class DataGateError(DraftmillError, ValueError):
     """A gate refused what a room made; the message names figures, threshold and the flag that overrides it."""
 
