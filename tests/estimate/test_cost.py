@@ -125,10 +125,10 @@ def test_the_command_takes_the_amount_of_text_from_a_card(tmp_path):
     record = PartRecord(
         name="part-00000", file="part-00000.arrow", rows_in=4, rows=4, tokens=400, bytes=1, sha256="", plan=plan.hash
     )
-    writer.finish(make_card("tokenize", plan, (record,), {}, {}))
+    writer.finish(make_card("tokenize", plan, (record,), {"samples": 5}, {}))
     folder = target_folder(tmp_path, QWEN3_6_27B)
     got = run(EstimateSettings(target=folder, input=str(tmp_path / "samples")))
-    assert (got["num_tokens"], got["mean_length"]) == (400, 100)
+    assert (got["num_tokens"], got["mean_length"]) == (400, 80)
 
 
 def test_a_folder_without_config_and_a_config_without_a_key_are_named(tmp_path):

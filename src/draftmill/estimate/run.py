@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from draftmill.contracts.errors import InputError
-from draftmill.contracts.taps import default_tap_ids
+from draftmill.contracts.taps import check_tap_ids, default_tap_ids
 from draftmill.estimate.cost import Workload, cost
 from draftmill.estimate.drafter import DrafterSize
 from draftmill.estimate.table import readable
@@ -21,7 +21,9 @@ def run(settings: EstimateSettings) -> dict[str, Any]:
     """Prints the estimate for people and returns it; nothing is written, so that a dry run differs in nothing."""
     target = read_target_size(locate(settings.target, weights=False))
     drafter = drafter_of(settings, target)
-    tap_ids = default_tap_ids(len(target.layers), settings.num_taps)
+    tap_ids = check_tap_ids(
+        settings.tap_ids or default_tap_ids(len(target.layers), settings.num_taps), len(target.layers)
+    )
     figures = cost(target, drafter, tap_ids, workload(settings), settings.achieved_tflops)
     sys.stderr.write(readable(figures))
     return {"room": "estimate", "dry_run": settings.dry_run, "target": settings.target, **figures}
@@ -32,7 +34,7 @@ def drafter_of(settings: EstimateSettings, target: TargetSize) -> DrafterSize:
     return DrafterSize(
         hidden_size=target.hidden_size,
         num_layers=settings.num_layers,
-        num_taps=settings.num_taps,
+        num_taps=len(settings.tap_ids) or settings.num_taps,
         block_size=settings.block_size,
         num_heads=settings.num_heads or target.num_heads,
         num_kv_heads=settings.num_kv_heads or target.num_kv_heads,
@@ -46,9 +48,9 @@ def workload(settings: EstimateSettings) -> Workload:
     num_tokens, mean_length = settings.num_tokens, settings.mean_length
     if settings.input is not None:
         content = open_set(settings.input, "tokenize").card.content
-        if not content["rows"]:
+        if not content["samples"]:
             raise InputError(f"{settings.input} holds no samples: there is nothing to estimate")
-        num_tokens, mean_length = content["tokens"], content["tokens"] / content["rows"]
+        num_tokens, mean_length = content["tokens"], content["tokens"] / content["samples"]
     return Workload(
         num_tokens=num_tokens,
         mean_length=mean_length,

@@ -97,7 +97,8 @@ def _places(recipe: Recipe, table: dict[str, Any]) -> dict[str, dict[str, Any]]:
         },
         "export": {"checkpoint": f"{first}/train", "output": f"{first}/export"},
         "report": {"input": first, "output": f"{first}/report.html"},
-        "estimate": {"target": recipe.target},
+        # An estimate is of the training that the recipe asks for.
+        "estimate": {**recipe.train, "target": recipe.target},
     }
 
 
