@@ -1,0 +1,193 @@
+"""Greedy decoding of one prompt: by the target alone, and losslessly with a drafter before it.
+
+A cycle drafts B - 1 tokens behind the last one (the anchor), lets the target verify the block in one pass, keeps the
+leading run that equals the target's own choice and adds the target's next token. The target's cache is cropped back to
+what was kept; the drafter's never holds a block.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from transformers import DynamicCache
+
+from draftmill.contracts.acceptance import num_accepted
+from draftmill.contracts.errors import InputError
+from draftmill.extract.taps import TapReader
+from draftmill.extract.target import Target
+from draftmill.model.cache import DraftCache
+from draftmill.model.drafter import Drafter
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where an answer ends: at a stop token, which still belongs to it, or at `max_new_tokens`."""
+
+    stop_ids: frozenset[int]
+    max_new_tokens: int
+    prefill_tokens: int
+
+    def cut(self, token_ids: Sequence[int]) -> list[int]:
+        """The answer's tokens up to and including the first stop token, `max_new_tokens` at most."""
+        kept = list(token_ids[: self.max_new_tokens])
+        stops = [at for at, token_id in enumerate(kept) if token_id in self.stop_ids]
+        return kept[: stops[0] + 1] if stops else kept
+
+    def chunks(self, prompt_ids: Sequence[int]) -> list[Sequence[int]]:
+        """The prompt in pieces that the target reads one a pass; a prompt has at least one token."""
+        assert prompt_ids
+        return [prompt_ids[at : at + self.prefill_tokens] for at in range(0, len(prompt_ids), self.prefill_tokens)]
+
+    def is_complete(self, token_ids: Sequence[int]) -> bool:
+        """Whether the answer is at its end."""
+        return len(token_ids) >= self.max_new_tokens or (bool(token_ids) and token_ids[-1] in self.stop_ids)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Greedy choices at consecutive positions, and how far the second best logit lay behind the best."""
+
+    token_ids: tuple[int, ...]
+    gaps: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """One speculative answer: what each cycle emitted and drafted."""
+
+    token_ids: tuple[int, ...]
+    emitted: tuple[int, ...]
+    drafts: tuple[Choice, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A drafter and the target it drafts for."""
+
+    target: Target
+    drafter: Drafter
+    reader: TapReader
+
+    @staticmethod
+    def of(target: Target, drafter: Drafter) -> "Pair":
+        """The pair, in the target's dtype; InputError where the drafter was made for another target."""
+        shape = drafter.shape
+        theirs = (shape.hidden_size, shape.vocab_size, shape.num_target_layers)
+        ours = (target.hidden_size, target.vocab_size, target.num_layers)
+        if theirs != ours:
+            raise InputError(
+                f"this drafter was trained for a target of (hidden size, vocabulary, layers) {theirs}, "
+                f"but the target given has {ours}: name the target it was trained with"
+            )
+        return Pair(target, drafter.to(target.embed.weight.dtype), TapReader(target, shape.tap_ids))
+
+    def block_ids(self, anchors_N: Int[Tensor, "N"]) -> Int[Tensor, "N B"]:
+        """Blocks as the drafter is given them: the anchor's token, then MASK."""
+        shape = self.drafter.shape
+        block_ids_NB = torch.full((len(anchors_N), shape.block_size), shape.mask_id, device=anchors_N.device)
+        block_ids_NB[:, 0] = anchors_N
+        return block_ids_NB
+
+    def choose(self, hidden_QH: Float[Tensor, "Q H"]) -> Choice:
+        """The target's head over hidden states of the drafter."""
+        return best(self.target.head(hidden_QH))
+
+
+def best(logits_QV: Float[Tensor, "Q V"]) -> Choice:
+    """The greedy choice at every position; the first of equal logits, as argmax has it."""
+    top_Q2 = logits_QV.float().topk(2, dim=-1).values
+    return Choice(tuple(logits_QV.argmax(-1).tolist()), tuple((top_Q2[:, 0] - top_Q2[:, 1]).tolist()))
+
+
+class CachedTarget:
+    """One sequence on its way through the target, with the keys and values of what was kept of it."""
+
+    def __init__(self, target: Target) -> None:
+        refuse_recurrent(target)
+        self._target = target
+        self._cache = DynamicCache(config=target.config)
+        # Sliding layers keep what lies behind their window until they are told what stays.
+        self._cache.activate_past_recording()
+
+    def forward(self, token_ids: Sequence[int], num_logits: int) -> Float[Tensor, "Q V"]:
+        """Reads further tokens; the logits after the last `num_logits` of them."""
+        ids_1T = torch.tensor([token_ids], device=self._target.device)
+        # Positional, because transformers 5.24 renamed past_key_values to cache: (ids, mask, positions, cache).
+        output = self._target.model(ids_1T, None, None, self._cache, use_cache=True, logits_to_keep=num_logits)
+        return output.logits[0]
+
+    def forget(self, count: int) -> None:
+        """Crops the last `count` tokens away. To be called after every pass, also with 0."""
+        self._cache.crop(-count)
+
+
+def refuse_recurrent(target: Target) -> None:
+    """InputError for a target with recurrent state, which a crop of its cache cannot put back."""
+    kinds = set(target.config.to_dict().get("layer_types") or ())
+    if "linear_attention" in kinds:
+        raise InputError(
+            f"{type(target.model).__name__} keeps recurrent state (linear_attention layers), which draftmill cannot "
+            "put back to an accepted prefix yet: evaluate this drafter in a serving engine"
+        )
+
+
+@torch.no_grad()
+def decode_plainly(target: Target, prompt_ids: Sequence[int], limits: Limits) -> Choice:
+    """The target's own greedy answer, one token a pass."""
+    sequence = CachedTarget(target)
+    chosen = [_next(sequence, chunk) for chunk in limits.chunks(prompt_ids)][-1]
+    token_ids, gaps = list(chosen.token_ids), list(chosen.gaps)
+    while not limits.is_complete(token_ids):
+        chosen = _next(sequence, token_ids[-1:])
+        token_ids.extend(chosen.token_ids)
+        gaps.extend(chosen.gaps)
+    return Choice(tuple(token_ids), tuple(gaps))
+
+
+def _next(sequence: CachedTarget, token_ids: Sequence[int]) -> Choice:
+    """The choice after `token_ids`, all of which are kept."""
+    chosen = best(sequence.forward(token_ids, 1))
+    sequence.forget(0)
+    return chosen
+
+
+@torch.no_grad()
+def decode_speculatively(pair: Pair, prompt_ids: Sequence[int], limits: Limits) -> Speculation:
+    """The same answer in fewer passes of the target: draft, verify, keep what is right."""
+    sequence, context = CachedTarget(pair.target), DraftCache()
+    token_ids, features_TF = _prefill(pair, sequence, prompt_ids, limits)
+    emitted, drafts = [], []
+    while not limits.is_complete(token_ids):
+        draft = _draft(pair, context, features_TF, token_ids[-1])
+        block = [token_ids[-1], *draft.token_ids]
+        with pair.reader.capturing() as captured:
+            truth = best(sequence.forward(block, len(block))).token_ids
+        room = limits.max_new_tokens - len(token_ids)
+        new = limits.cut(truth[: num_accepted(draft.token_ids, truth) + 1])[:room]
+        sequence.forget(len(block) - len(new))
+        features_TF = captured.features()[0, : len(new)]
+        token_ids += new
+        emitted.append(len(new))
+        drafts.append(draft)
+    return Speculation(tuple(token_ids), tuple(emitted), tuple(drafts))
+
+
+def _prefill(
+    pair: Pair, sequence: CachedTarget, prompt_ids: Sequence[int], limits: Limits
+) -> tuple[list[int], Float[Tensor, "T F"]]:
+    """The token after the prompt, and the features of the whole prompt, however many passes it took."""
+    token_ids, features = [], []
+    for chunk in limits.chunks(prompt_ids):
+        with pair.reader.capturing() as captured:
+            token_ids = list(_next(sequence, chunk).token_ids)
+        features.append(captured.features()[0])
+    return token_ids, torch.cat(features)
+
+
+def _draft(pair: Pair, context: DraftCache, features_TF: Float[Tensor, "T F"], anchor_id: int) -> Choice:
+    block_ids_1B = pair.block_ids(torch.tensor([anchor_id], device=features_TF.device))
+    embeds_BH = pair.target.embed(block_ids_1B[0])
+    hidden_BH = pair.drafter.draft(context, features_TF, context.length, embeds_BH)
+    return pair.choose(hidden_BH[1:])

@@ -1,0 +1,102 @@
+"""The work on one part: load the models once, decode and walk its requests, time both."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from draftmill.evaluate.decode import Limits, Pair, decode_plainly, decode_speculatively, refuse_recurrent
+from draftmill.evaluate.lossless import compare_answers, compare_walk
+from draftmill.evaluate.parts import DECODED, Measured, Spending, Spent, Tie, Work, publish
+from draftmill.evaluate.requests import Request
+from draftmill.evaluate.sources import Sources
+from draftmill.evaluate.walk import walk_answer
+from draftmill.extract.target import load_target
+from draftmill.model.checkpoint import load_drafter
+from draftmill.progress import Progress
+from draftmill.settings.evaluate import EvaluateSettings
+from draftmill.storage.sets import SetWriter
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The loaded models, and where answers end."""
+
+    pair: Pair
+    untrained: Pair | None
+    limits: Limits
+
+
+def open_bench(sources: Sources, stop_ids: frozenset[int], settings: EvaluateSettings) -> Bench:
+    """Loads target and drafters; InputError where they do not belong together."""
+    target = load_target(sources.target)
+    refuse_recurrent(target)
+    return Bench(
+        Pair.of(target, load_drafter(sources.drafter)),
+        Pair.of(target, load_drafter(sources.untrained)) if sources.untrained else None,
+        Limits(stop_ids, settings.max_new_tokens, settings.prefill_tokens),
+    )
+
+
+def measure_missing(bench: Bench, writer: SetWriter, work: Work) -> None:
+    """Makes and publishes every missing part."""
+    missing = writer.missing()
+    by_id = {request.id: request for request in (*work.decoded, *work.walked)}
+    progress = Progress("evaluate", len(by_id), "prompts", len(by_id) - sum(len(part.inputs) for part in missing))
+    for part in missing:
+        rows, spending = [], Spending()
+        for request_id in part.inputs:
+            rows.append(_measured(bench, by_id[request_id], part.name.startswith(DECODED), work, spending))
+            progress.advance(1, request_id)
+        publish(writer, part.name, rows, spending)
+
+
+def _measured(bench: Bench, request: Request, is_decoded: bool, work: Work, spending: Spending) -> Measured:
+    if is_decoded:
+        return decode_request(bench, request, request.id in work.untrained, spending)
+    with _timed(spending, "walk"):
+        walked = walk_answer(bench.pair, request.prompt_ids, bench.limits.cut(request.answer_ids))
+    return Measured(id=request.id, family=request.family, walked=walked.emitted)
+
+
+def decode_request(bench: Bench, request: Request, with_untrained: bool, spending: Spending) -> Measured:
+    """Decodes one request both ways and walks the answer; DataGateError where anything but a tie differs."""
+    prompt_ids, limits = request.prompt_ids, bench.limits
+    with _timed(spending, "plain") as spent:
+        plain = decode_plainly(bench.pair.target, prompt_ids, limits)
+        spent.passes = len(plain.token_ids)
+    with _timed(spending, "speculative") as spent:
+        decoded = decode_speculatively(bench.pair, prompt_ids, limits)
+        spent.passes = 1 + len(decoded.emitted)
+    with _timed(spending, "walk"):
+        walked = walk_answer(bench.pair, prompt_ids, decoded.token_ids)
+    ties = [
+        compare_answers(request.id, "plain and speculative answers", plain, decoded.token_ids),
+        compare_walk(request.id, decoded, walked),
+    ]
+    if request.answer_ids:
+        known = limits.cut(request.answer_ids)
+        ties.append(compare_answers(request.id, "plain answer and the set's answer", plain, known))
+    untrained = None
+    if bench.untrained is not None and with_untrained:
+        first = decode_speculatively(bench.untrained, prompt_ids, limits)
+        ties.append(compare_answers(request.id, "plain and untrained speculative answers", plain, first.token_ids))
+        untrained = first.emitted
+    return Measured(
+        id=request.id,
+        family=request.family,
+        walked=walked.emitted,
+        decoded=decoded.emitted,
+        untrained=untrained,
+        ties=tuple(tie for tie in ties if isinstance(tie, Tie)),
+    )
+
+
+@contextmanager
+def _timed(spending: Spending, name: str) -> Iterator[Spent]:
+    """Adds the seconds of the body to `spending[name]`, and the passes that the body notes."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    spent = Spent()
+    yield spent
+    spent.wall_s, spent.cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+    spending.setdefault(name, Spent()).add(spent)

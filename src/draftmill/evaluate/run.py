@@ -1,0 +1,80 @@
+"""`draftmill evaluate`: how many tokens a target emits per pass with this drafter, measured losslessly.
+
+In: a drafter's checkpoint, held-out prompts with the target's own greedy answers, the target. Out: a set of measured
+prompts whose card holds the acceptance length. Torch is imported late: a finished evaluation is shown without it.
+"""
+
+import sys
+from typing import Any
+
+import msgspec
+
+from draftmill.chat.chat import Chat, open_chat
+from draftmill.contracts.cards import Card, make_card
+from draftmill.evaluate.figures import figures, readable, timings
+from draftmill.evaluate.gate import check_tau
+from draftmill.evaluate.parts import Work, make_plan, read_back
+from draftmill.evaluate.preview import preview
+from draftmill.evaluate.requests import read_material
+from draftmill.evaluate.sources import Sources, find_sources, share_out
+from draftmill.settings.evaluate import EvaluateSettings
+from draftmill.storage.models import fingerprint
+from draftmill.storage.provenance import Stopwatch, provenance
+from draftmill.storage.sets import SetWriter, open_set_writer
+
+# What changes the figures; where things lie is told by the plan's inputs.
+CONTENT_SETTINGS = {
+    "decode_prompts",
+    "decode_prompts_untrained",
+    "max_new_tokens",
+    "reported_apart",
+    "prefill_tokens",
+    "seed",
+}
+
+
+def run(settings: EvaluateSettings) -> dict[str, Any]:
+    """Does what is missing of the evaluation, puts it to the gate, and returns its card."""
+    watch = Stopwatch()
+    sources = find_sources(settings.target, settings.checkpoint, settings.decode_prompts_untrained > 0)
+    chat = open_chat(sources.target)
+    material = read_material(settings.input, chat)
+    work, left_out = share_out(material, settings, sources)
+    recipe = {**settings.model_dump(mode="json", include=CONTENT_SETTINGS), "target": fingerprint(sources.target)}
+    plan = make_plan(recipe, material, sources.files, work)
+    if settings.dry_run:
+        return preview(settings, plan)
+    writer = open_set_writer(settings.output, plan)
+    facts = {
+        "step": sources.step,
+        "block_size": sources.shape.block_size,
+        "max_new_tokens": settings.max_new_tokens,
+        "template_hash": chat.template_hash,
+        "left_out": msgspec.to_builtins(left_out),
+    }
+    card = writer.card()
+    if card is None:
+        _measure(writer, work, sources, chat, settings)
+        card = _finish(writer, facts, settings, watch)
+    check_tau(card.content, settings.min_tau)
+    sys.stderr.write(readable(card.content, card.run["timings"]))
+    return msgspec.to_builtins(card)
+
+
+def _measure(writer: SetWriter, work: Work, sources: Sources, chat: Chat, settings: EvaluateSettings) -> None:
+    """Makes the parts that are missing."""
+    if writer.missing():
+        from draftmill.evaluate.measure import measure_missing, open_bench
+
+        measure_missing(open_bench(sources, chat.stop_ids, settings), writer, work)
+
+
+def _finish(writer: SetWriter, facts: dict[str, Any], settings: EvaluateSettings, watch: Stopwatch) -> Card:
+    """The card over all parts, published once it has passed the gate."""
+    rows, spending = read_back(writer)
+    content = {**facts, **figures(rows, settings.reported_apart, facts["block_size"])}
+    check_tau(content, settings.min_tau)
+    records = writer.records()
+    parts = tuple(records[part.name] for part in writer.plan.parts)
+    made = {**provenance(watch), "timings": timings(spending)}
+    return writer.finish(make_card("evaluate", writer.plan, parts, content, made))

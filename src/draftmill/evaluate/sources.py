@@ -1,0 +1,119 @@
+"""Where the models of an evaluation lie and what identifies them, found without loading any of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from draftmill.contracts.cards import Dropped, InputFile
+from draftmill.contracts.errors import InputError
+from draftmill.evaluate.parts import Work
+from draftmill.evaluate.requests import Material, Request, choose
+from draftmill.model.shape import DrafterShape
+from draftmill.settings.evaluate import EvaluateSettings
+from draftmill.storage.checkpoints import (
+    CONFIG_FILE,
+    MARKER_FILE,
+    WEIGHTS_FILE,
+    Marker,
+    find_checkpoint,
+    find_marker,
+)
+from draftmill.storage.models import locate
+from draftmill.storage.store import open_store, sha256_of
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The models' folders; `untrained` is the run's step 0, where it is wanted and still there."""
+
+    target: Path
+    drafter: Path
+    untrained: Path | None
+    shape: DrafterShape
+    step: int | None
+    """The optimizer step of the drafter, where its folder says."""
+    max_positions: int
+    """Tokens in the target's window."""
+
+    @property
+    def files(self) -> tuple[InputFile, ...]:
+        """The files that identify drafter and tokenizer, as the plan names them; the target has its fingerprint."""
+        named = [("target", self.target, (TOKENIZER_FILE,))]
+        named += [("drafter", self.drafter, (CONFIG_FILE, WEIGHTS_FILE))]
+        named += [("untrained", self.untrained, (WEIGHTS_FILE,))] if self.untrained else []
+        return tuple(_identified(role, folder / name) for role, folder, names in named for name in names)
+
+
+def _identified(role: str, path: Path) -> InputFile:
+    return InputFile(key=f"{role}/{path.name}", size=path.stat().st_size, identity=f"sha256:{sha256_of(path)}")
+
+
+def find_sources(target: str, checkpoint: str, with_untrained: bool) -> Sources:
+    """The folders of target, drafter and untrained drafter; checkpoints are checked against their markers."""
+    folder = locate(target)
+    drafter = find_checkpoint(checkpoint)
+    config_file = drafter / CONFIG_FILE
+    marker = drafter / MARKER_FILE
+    return Sources(
+        target=folder,
+        drafter=drafter,
+        untrained=_untrained(checkpoint) if with_untrained else None,
+        shape=DrafterShape.from_config(_read(config_file), str(config_file)),
+        step=msgspec.json.decode(marker.read_bytes(), type=Marker).step if marker.is_file() else None,
+        max_positions=_max_positions(folder / CONFIG_FILE),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(f"{path.parent} holds no {path.name}: it is not a model folder")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise InputError(f"{path} is not a JSON object: {error}") from error
+
+
+def _untrained(checkpoint: str) -> Path | None:
+    return find_checkpoint(checkpoint, 0) if find_marker(open_store(checkpoint), 0) is not None else None
+
+
+def _max_positions(path: Path) -> int:
+    config = _read(path)
+    found = {**config, **config.get("text_config", {})}.get("max_position_embeddings")
+    if found is None:
+        raise InputError(f"{path} names no max_position_embeddings: the target's window is unknown")
+    return found
+
+
+def share_out(material: Material, settings: EvaluateSettings, sources: Sources) -> tuple[Work, tuple[Dropped, ...]]:
+    """Which requests are decoded and which walked, and those that fit neither, with the reason."""
+    fitting = [r for r in material.requests if len(r.prompt_ids) + settings.max_new_tokens <= sources.max_positions]
+    if not fitting:
+        raise InputError(
+            f"no prompt fits the target's window of {sources.max_positions} tokens with {settings.max_new_tokens} "
+            f"more: lower --max-new-tokens, or choose shorter prompts than these {len(material.requests)}"
+        )
+    chosen = choose(fitting, settings.reported_apart, settings.decode_prompts, settings.seed)
+    ids = {request.id for request in chosen}
+    rest = [request for request in fitting if request.id not in ids]
+    work = Work(
+        decoded=tuple(chosen),
+        untrained=frozenset(r.id for r in chosen[: settings.decode_prompts_untrained] if sources.untrained),
+        walked=tuple(request for request in rest if request.answer_ids),
+    )
+    too_long = [request for request in material.requests if request not in fitting]
+    unanswered = [request for request in rest if not request.answer_ids]
+    return work, (
+        *material.left_out,
+        *_left_out(too_long, "prompt and answer exceed the target's window"),
+        *_left_out(unanswered, "no known answer to walk, and not chosen for decoding"),
+    )
+
+
+def _left_out(requests: Sequence[Request], reason: str) -> list[Dropped]:
+    return [Dropped(file="", line=0, id=request.id, reason=reason) for request in requests]

@@ -1,0 +1,33 @@
+"""Settings of `draftmill evaluate`."""
+
+from pydantic import Field
+
+from draftmill.settings.base import RoomSettings
+
+
+class EvaluateSettings(RoomSettings):
+    """A drafter and its target in, acceptance length out, by lossless greedy decoding and by the parallel walk."""
+
+    checkpoint: str
+    """The drafter: a training run (its newest checkpoint), one checkpoint's folder, or an exported folder."""
+    input: tuple[str, ...] = Field(min_length=1)
+    """Held-out prompts: completions sets of this target, made greedily, or prompt files (.jsonl), which are only
+    decoded. May be given more than once."""
+    target: str
+    """The model drafted for: a local folder, a Hugging Face id, or package:NAME."""
+    output: tuple[str, ...] = Field(min_length=1)
+    """Folders (local or s3://) that receive the evaluation; may be given twice."""
+    decode_prompts: int = Field(24, ge=1)
+    """Prompts decoded plainly and speculatively; chosen by a hash, spread evenly over the families."""
+    decode_prompts_untrained: int = Field(8, ge=0)
+    """How many of these are also decoded with the run's initial weights (step 0), where the run still has them."""
+    max_new_tokens: int = Field(64, ge=2)
+    """Tokens of an answer that count; a longer one is cut there."""
+    reported_apart: tuple[str, ...] = ()
+    """Families reported beside the others and left out of the headline figures; may be given more than once."""
+    prefill_tokens: int = Field(2048, ge=1)
+    """Prompt tokens the target reads in one pass."""
+    seed: int = 0
+    """Chooses the decoded prompts."""
+    min_tau: float = Field(0.0, ge=0)
+    """Refuse (exit 3) an acceptance length below this; 0 refuses none."""

@@ -1,0 +1,206 @@
+"""Promises: an evaluation publishes measured prompts and a card, goes on where it was, and refuses what is not so."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from draftmill.chat.chat import open_chat
+from draftmill.contracts.acceptance import summarize
+from draftmill.contracts.cards import PartRecord, Plan, PlannedPart, make_card
+from draftmill.contracts.errors import DataGateError, InputError
+from draftmill.contracts.rows import Row, encode_row
+from draftmill.evaluate.decode import Limits, decode_plainly
+from draftmill.evaluate.run import run
+from draftmill.extract.target import load_target
+from draftmill.model.checkpoint import drafter_files, save_drafter
+from draftmill.settings.evaluate import EvaluateSettings
+from draftmill.storage.checkpoints import put_checkpoint
+from draftmill.storage.sets import open_set_writer
+from draftmill.storage.store import open_store, sha256_of
+from tiny import write_tiny_target
+from tiny_drafter import overfit_drafter, random_drafter, tiny_shape
+
+pytestmark = pytest.mark.torch
+
+NEW_TOKENS = 9
+FAMILIES = ("count", "list", "open")
+NUM_ROWS = 9
+
+
+class Line(NamedTuple):
+    """A finished line up to evaluate: folders of target, run and completions, and the rows in them."""
+
+    target: Path
+    run: Path
+    completions: Path
+    rows: list[Row]
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory) -> Line:
+    folder = tmp_path_factory.mktemp("line")
+    target_folder = write_tiny_target(folder / "target")
+    chat, target = open_chat(target_folder), load_target(target_folder)
+    rows = []
+    for index in range(NUM_ROWS):
+        user = {"role": "user", "content": f"say {index}"}
+        prompt = chat.encode(chat.render([user], add_generation_prompt=True))
+        answer = decode_plainly(target, prompt, Limits(chat.stop_ids, NEW_TOKENS + 3, 2048)).token_ids
+        said = {"role": "assistant", "content": "", "prompt_token_ids": prompt, "token_ids": list(answer)}
+        family = FAMILIES[index % len(FAMILIES)]
+        rows.append(Row(id=f"r{index}", family=family, messages=(user, said), sampling={"temperature": 0}))
+    known = rows[0].messages[1]
+    shape = tiny_shape(target)
+    trained = overfit_drafter(target, shape, known["prompt_token_ids"], known["token_ids"], num_steps=8)
+    stores = (open_store(str(folder / "run"), create=True),)
+    put_checkpoint(stores, 0, "plan", drafter_files(random_drafter(shape)))
+    put_checkpoint(stores, 8, "plan", drafter_files(trained))
+    write_completions(folder / "completions", rows)
+    return Line(target_folder, folder / "run", folder / "completions", rows)
+
+
+def write_completions(folder: Path, rows: list[Row]) -> None:
+    plan = Plan(room="generate", recipe={}, inputs=(), parts=(PlannedPart(name="part-00000", inputs=()),))
+    data = b"".join(encode_row(row) for row in rows)
+    record = PartRecord(
+        name="part-00000", file="part-00000.jsonl", rows_in=len(rows), rows=len(rows), tokens=1, bytes=len(data),
+        sha256=sha256_of(data), plan=plan.hash,
+    )  # fmt: skip
+    writer = open_set_writer([str(folder)], plan)
+    writer.publish(record, data)
+    writer.finish(make_card("generate", plan, (record,), {}, {}))
+
+
+def settings(line: Line, output: Path, **changes: Any) -> EvaluateSettings:
+    values = {
+        "checkpoint": str(line.run),
+        "input": (str(line.completions),),
+        "target": str(line.target),
+        "output": (str(output),),
+        "decode_prompts": 3,
+        "decode_prompts_untrained": 2,
+        "max_new_tokens": NEW_TOKENS,
+        "reported_apart": ("open",),
+    }
+    return EvaluateSettings(**{**values, **changes})
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(line, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("evaluation")
+    return folder, run(settings(line, folder))
+
+
+def test_the_headline_is_the_walk_over_every_prompt_of_the_headline_families(finished):
+    folder, card = finished
+    content = card["content"]
+    rows = [json.loads(ln) for part in content["parts"] for ln in (folder / part["file"]).read_text().splitlines()]
+    assert sorted(row["id"] for row in rows) == [f"r{index}" for index in range(NUM_ROWS)]
+    headline = summarize([row["walked"] for row in rows if row["family"] != "open"], 4)
+    assert (content["tau"], content["tau_micro"]) == (headline.tau, headline.tau_micro)
+    assert (content["num_requests"], content["num_decoded"]) == (6, 3)
+    assert set(content["families"]) == {"count", "list"}
+    assert content["reported_apart"]["open"]["num_requests"] == 3
+    assert content["step"] == 8
+    decoded = [row for row in rows if "decoded" in row]
+    assert [row["decoded"] for row in decoded] == [row["walked"] for row in decoded]
+    assert all(sum(row["walked"]) == NEW_TOKENS - 1 for row in rows)
+    assert {row["family"] for row in decoded} == {"count", "list"}
+
+
+def test_the_untrained_drafter_is_measured_too(finished):
+    content = finished[1]["content"]
+    assert content["untrained"]["num_requests"] == 2
+    assert 1.0 <= content["tau_untrained"] <= content["tau"]
+    passes = sum(1 for _ in range(3)) + content["decoded"]["num_cycles"]
+    assert content["tokens_per_target_pass"] == pytest.approx(3 * NEW_TOKENS / passes)
+
+
+def test_times_are_told_apart_from_content(finished):
+    card = finished[1]
+    assert {"plain", "speculative", "walk", "speedup_wall", "speedup_cpu"} <= set(card["run"]["timings"])
+    assert card["run"]["timings"]["plain"]["passes"] == 3 * NEW_TOKENS
+    assert "wall" not in json.dumps(card["content"])
+
+
+def test_an_interrupted_evaluation_ends_in_the_same_bytes(line, finished, tmp_path):
+    folder, card = finished
+    whole = files_of(folder)
+    for name, data in whole.items():
+        if name != "card.json" and "decoded-00001" not in name and name != "walked-00000.json":
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(data)
+    kept = (tmp_path / "decoded-00000.jsonl").stat().st_mtime_ns
+    again = run(settings(line, tmp_path))
+    assert again["content_hash"] == card["content_hash"]
+    assert (tmp_path / "decoded-00000.jsonl").stat().st_mtime_ns == kept
+    parts = {name: data for name, data in files_of(tmp_path).items() if "timings" not in name and name != "card.json"}
+    assert parts == {name: data for name, data in whole.items() if "timings" not in name and name != "card.json"}
+
+
+def test_a_finished_evaluation_is_shown_again_and_writes_nothing(line, finished):
+    folder, card = finished
+    before = files_of(folder)
+    assert run(settings(line, folder)) == card
+    assert files_of(folder) == before
+
+
+def test_a_dry_run_tells_what_is_left_and_writes_nothing(line, finished, tmp_path):
+    told = run(settings(line, tmp_path / "none", dry_run=True))
+    assert told["left"] == ["decoded-00000", "decoded-00001", "walked-00000"]
+    assert not (tmp_path / "none").exists()
+    assert run(settings(line, finished[0], dry_run=True))["left"] == []
+
+
+def test_answers_that_are_not_the_targets_own_are_refused(line, tmp_path):
+    rows = []
+    for row in line.rows:
+        said = {**row.messages[1], "token_ids": [9, *row.messages[1]["token_ids"]]}
+        rows.append(Row(id=row.id, family=row.family, messages=(row.messages[0], said), sampling=row.sampling))
+    write_completions(tmp_path / "foreign", rows)
+    with pytest.raises(DataGateError, match="plain answer and the set's answer") as refused:
+        run(settings(line, tmp_path / "out", input=(str(tmp_path / "foreign"),)))
+    assert refused.value.exit_code == 3
+    assert not (tmp_path / "out" / "card.json").exists()
+
+
+def test_sampled_answers_are_refused(line, tmp_path):
+    row = line.rows[0]
+    write_completions(tmp_path / "warm", [Row(id="w", messages=row.messages, sampling={"temperature": 0.7})])
+    with pytest.raises(InputError, match="temperature"):
+        run(settings(line, tmp_path / "out", input=(str(tmp_path / "warm"),)))
+
+
+def test_a_promised_acceptance_length_that_is_missed_is_refused(line, finished, tmp_path):
+    folder, card = finished
+    with pytest.raises(DataGateError, match="--min-tau"):
+        run(settings(line, folder, min_tau=4.0))
+    assert run(settings(line, folder, min_tau=card["content"]["tau"])) == card
+    with pytest.raises(DataGateError, match="--min-tau"):
+        run(settings(line, tmp_path, min_tau=4.0))
+    assert not (tmp_path / "card.json").exists()
+
+
+def test_rows_without_token_ids_are_left_out_and_told(line, tmp_path):
+    bare = Row(id="bare", messages=(line.rows[0].messages[0], {"role": "assistant", "content": "x"}))
+    write_completions(tmp_path / "mixed", [bare, *line.rows[:2]])
+    card = run(settings(line, tmp_path / "out", input=(str(tmp_path / "mixed"),), decode_prompts=1))
+    assert [drop["id"] for drop in card["content"]["left_out"]] == ["bare"]
+    assert card["content"]["num_requests"] == 2
+
+
+def test_prompts_alone_are_decoded_with_an_exported_drafter(line, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"id": f"p{i}", "prompt": f"say {i}"}) + "\n" for i in range(4)))
+    save_drafter(tmp_path / "drafter", random_drafter(tiny_shape(load_target(line.target))))
+    checkpoint = str(tmp_path / "drafter")
+    card = run(settings(line, tmp_path / "out", input=(str(prompts),), checkpoint=checkpoint, decode_prompts=2))
+    content = card["content"]
+    assert (content["num_requests"], content["num_decoded"], content["tau_untrained"]) == (2, 2, None)
+    assert len(content["left_out"]) == 2
