@@ -8,7 +8,7 @@ context tokens, 512 anchors of 16: 1.2 against 6.8 CPU-seconds, forward and back
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -20,6 +20,7 @@ from draftmill.model.mask import BlockLayout, dense_mask, group_mask
 BLOCKS_PER_CALL = 32  # fewer calls cost more masked-out keys, more calls cost overhead; flat between 16 and 64
 
 
+@runtime_checkable
 class Attend(Protocol):
     """Attention over one row; `window` is None on full attention layers."""
 

@@ -95,7 +95,7 @@ class DrafterLayer(nn.Module):
         """The training layout: all blocks of a row at once, under `attend`'s mask."""
         normed = self.input_layernorm(blocks)
         keys, values = self.self_attn.keys_values(torch.cat([context.to(normed.dtype), normed]), table)
-        queries = self.self_attn.queries(normed, _from(table, len(context)))
+        queries = self.self_attn.queries(normed, (table[0][len(context) :], table[1][len(context) :]))
         return self._finish(blocks, attend(queries, keys, values, self.window))
 
     def draft(
@@ -116,10 +116,6 @@ class DrafterLayer(nn.Module):
     def _finish(self, blocks: Float[Tensor, "Q H"], attended: Float[Tensor, "A Q C"]) -> Float[Tensor, "Q H"]:
         blocks = blocks + self.self_attn.output(attended)
         return blocks + self.mlp(self.post_attention_layernorm(blocks))
-
-
-def _from(table: RopeTable, start: int) -> RopeTable:
-    return table[0][start:], table[1][start:]
 
 
 class Drafter(nn.Module):

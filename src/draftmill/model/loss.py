@@ -50,9 +50,10 @@ def block_loss(
     supervised_NJ: Bool[Tensor, "N J"],
     head_VH: Float[Tensor, "V H"],
     rule: LossRule,
+    logits_per_chunk: int = LOGITS_PER_CHUNK,
 ) -> BlockLoss:
     """The loss of slots 1 .. B - 1 of every block; unsupervised slots cost nothing and learn nothing."""
-    nats_P, correct_P = head_nats(hidden_NJH[supervised_NJ], labels_NJ[supervised_NJ], head_VH)
+    nats_P, correct_P = head_nats(hidden_NJH[supervised_NJ], labels_NJ[supervised_NJ], head_VH, logits_per_chunk)
     label_prob_NJ = torch.zeros(supervised_NJ.shape, device=nats_P.device)
     label_prob_NJ[supervised_NJ] = torch.exp(-nats_P.detach())
     weights_NJ = slot_weights(label_prob_NJ, supervised_NJ, rule)
@@ -76,16 +77,18 @@ def slot_weights(
 
 
 def head_nats(
-    hidden_PH: Float[Tensor, "P H"], labels_P: Int[Tensor, "P"], head_VH: Float[Tensor, "V H"]
+    hidden_PH: Float[Tensor, "P H"], labels_P: Int[Tensor, "P"], head_VH: Float[Tensor, "V H"], logits_per_chunk: int
 ) -> tuple[Float[Tensor, "P"], Bool[Tensor, "P"]]:
     """Cross-entropy of every slot, in float32, and whether its most likely token is the label."""
-    return _HeadNats.apply(hidden_PH, labels_P, head_VH)  # type: ignore[return-value]
+    return _HeadNats.apply(hidden_PH, labels_P, head_VH, logits_per_chunk)  # type: ignore[return-value]
 
 
 class _HeadNats(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_PH: Tensor, labels_P: Tensor, head_VH: Tensor) -> tuple[Tensor, Tensor]:
-        size = max(1, LOGITS_PER_CHUNK // len(head_VH))
+    def forward(
+        ctx: Any, hidden_PH: Tensor, labels_P: Tensor, head_VH: Tensor, logits_per_chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        size = max(1, logits_per_chunk // len(head_VH))
         chunks = [
             _chunk(hidden, labels, head_VH)
             for hidden, labels in zip(hidden_PH.split(size), labels_P.split(size), strict=True)
@@ -96,9 +99,9 @@ class _HeadNats(torch.autograd.Function):
         return nats_P, correct_P
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         (gradient_PH,) = ctx.saved_tensors
-        return gradient_PH * grads[0][:, None].to(gradient_PH.dtype), None, None
+        return gradient_PH * grads[0][:, None].to(gradient_PH.dtype), None, None, None
 
 
 def _chunk(hidden_PH: Tensor, labels_P: Tensor, head_VH: Tensor) -> tuple[Tensor, Tensor, Tensor]:

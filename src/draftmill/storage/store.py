@@ -109,7 +109,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
         raise RecipeError(f"{url} is a file; a folder is wanted here")
     if not folder.exists() and not create:
         raise RecipeError(f"{url}: no such folder (looked at {folder})")
-    return Store(str(folder), LocalStore(folder, mkdir=True))
+    return Store(str(folder), LocalStore(folder, mkdir=True, automatic_cleanup=True))
 
 
 def is_there(url: str) -> bool:

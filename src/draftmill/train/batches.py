@@ -6,7 +6,7 @@ targets leak state between packed documents). On the drafter's side the row's do
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from draftmill.train.samples import BoolArray, IntArray, Sample, SampleSet
 MAX_LENGTH_RATIO = 1.25
 
 
+@runtime_checkable
 class FeatureSource(Protocol):
     """Where a document's features come from: the target, or a test."""
 

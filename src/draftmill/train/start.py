@@ -13,6 +13,8 @@ from draftmill.settings.train import TrainSettings
 # Engines' attention kernels for drafters end here; a target beyond it (Qwen3.6: 256) must not be copied.
 MAX_COPIED_HEAD_DIM = 128
 INIT_STD = 0.02
+# Around the identity that an fc starts as beside a copied layer: enough for the other taps to begin to count.
+COPIED_FC_STD = 0.002
 _COPIED = (
     "input_layernorm.weight",
     "post_attention_layernorm.weight",
@@ -24,6 +26,7 @@ _COPIED = (
     "mlp.up_proj.weight",
     "mlp.down_proj.weight",
 )
+_COPIED_IF_THERE = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
 def tap_ids_of(target: Target, settings: TrainSettings) -> tuple[int, ...]:
@@ -97,15 +100,21 @@ def source_layers(num_layers: int, num_target_layers: int) -> tuple[int, ...]:
 def copy_layers(drafter: Drafter, target: Target) -> None:
     """Drafter layers and final norm become the target's; RecipeError where a shape differs.
 
-    The drafter's q_norm and k_norm stay as they are where the target has none: they keep queries and keys at a length
-    that gives softmax a sensible spread.
+    The context starts as the last tap's feature, normed as the first copied layer norms its input, so that the copied
+    keys and values mean at once what they meant in the target. Where the target has no q_norm and k_norm the
+    drafter's stay at 1: they keep queries and keys at a length that gives softmax a sensible spread.
     """
-    for index, source in enumerate(source_layers(drafter.shape.num_layers, target.num_layers)):
+    sources = source_layers(drafter.shape.num_layers, target.num_layers)
+    for index, source in enumerate(sources):
         wanted = dict(drafter.layers[index].named_parameters())
         given = dict(target.layers[source].named_parameters())
-        for name in (*_COPIED, *(n for n in ("self_attn.q_norm.weight", "self_attn.k_norm.weight") if n in given)):
+        for name in (*_COPIED, *(n for n in _COPIED_IF_THERE if n in given)):
             _copy(wanted[name], given.get(name), f"layer {source}'s {name}")
+    first = dict(target.layers[sources[0]].named_parameters())
+    _copy(drafter.hidden_norm.weight, first.get("input_layernorm.weight"), f"layer {sources[0]}'s input_layernorm")
     _copy(drafter.norm.weight, dict(target.norm.named_parameters()).get("weight"), "norm")
+    drafter.fc.weight.mul_(COPIED_FC_STD / INIT_STD)
+    drafter.fc.weight[:, -drafter.shape.hidden_size :].diagonal().add_(1.0)
 
 
 def _copy(into: Tensor, source: Tensor | None, name: str) -> None:

@@ -1,0 +1,93 @@
+"""A checkpoint is what its marker says: whole, of that step, found newest first; on local disks and object stores."""
+
+from pathlib import Path
+
+import pytest
+
+from draftmill.contracts.errors import InputError, StorageError
+from draftmill.storage.checkpoints import (
+    MARKER_FILE,
+    find_checkpoint,
+    find_marker,
+    put_checkpoint,
+    read_checkpoint,
+    remove_checkpoints,
+    step_folder,
+    steps_on,
+)
+from draftmill.storage.store import Store, open_store
+
+FILES = {"config.json": b"{}", "model.safetensors": b"weights", "optimizer.safetensors": b"moments"}
+
+
+def run_with(url: str, *steps: int) -> Store:
+    store = open_store(url, create=True)
+    for step in steps:
+        put_checkpoint((store,), step, "plan", {**FILES, "position.json": str(step).encode()})
+    return store
+
+
+def test_the_newest_whole_checkpoint_is_found_and_a_foreign_folder_is_not(tmp_path: Path) -> None:
+    run_with(str(tmp_path), 0, 100, 200)
+    (tmp_path / step_folder(200) / MARKER_FILE).unlink()  # cut short
+    foreign = tmp_path / step_folder(300)
+    foreign.mkdir()
+    (foreign / "config.json").write_text("{}")
+    other = tmp_path / step_folder(400)
+    other.mkdir()
+    (other / MARKER_FILE).write_text('{"of": "somebody else"}')
+    assert find_checkpoint(str(tmp_path)) == tmp_path / step_folder(100)
+    assert find_checkpoint(str(tmp_path), step=0) == tmp_path / step_folder(0)
+    with pytest.raises(InputError, match=r"no complete checkpoint of step 200 .*0, 100, 200, 300, 400"):
+        find_checkpoint(str(tmp_path), step=200)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "position.json"])
+def test_a_file_that_changed_behind_its_marker_is_named(tmp_path: Path, name: str) -> None:
+    store = run_with(str(tmp_path), 5)
+    (tmp_path / step_folder(5) / name).write_bytes(b"other")
+    with pytest.raises(StorageError, match=f"{name} is missing, cut or changed"):
+        find_checkpoint(str(tmp_path))
+    marker = find_marker(store, 5)
+    assert marker is not None and read_checkpoint(store, marker) is None
+
+
+def test_a_url_may_be_a_checkpoint_or_an_exported_folder(tmp_path: Path) -> None:
+    run_with(str(tmp_path / "run"), 7)
+    checkpoint = tmp_path / "run" / step_folder(7)
+    assert find_checkpoint(str(checkpoint)) == checkpoint
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    (exported / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"no model\.safetensors"):
+        find_checkpoint(str(exported))
+    (exported / "model.safetensors").write_bytes(b"weights")
+    assert find_checkpoint(str(exported)) == exported
+
+
+def test_a_folder_without_checkpoints_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"steps there: none.*draftmill train"):
+        find_checkpoint(str(tmp_path))
+
+
+def test_removed_checkpoints_are_gone_and_the_others_stand(tmp_path: Path) -> None:
+    store = run_with(str(tmp_path), 0, 100, 200)
+    remove_checkpoints(store, [100])
+    assert steps_on(store) == [0, 200]
+    assert find_checkpoint(str(tmp_path), step=0).is_dir()
+
+
+def test_checkpoints_on_an_object_store_are_fetched_once_without_optimizer_state(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTMILL_CACHE", str(tmp_path))
+    store = run_with(s3_url, 0, 100)
+    folder = find_checkpoint(s3_url)
+    assert {p.name for p in folder.iterdir()} == {"config.json", "model.safetensors", "position.json"}
+    assert (folder / "position.json").read_bytes() == b"100"
+    marker = find_marker(store, 100)
+    assert marker is not None and read_checkpoint(store, marker) == {**FILES, "position.json": b"100"}
+    store.delete([f"{step_folder(100)}/model.safetensors"])
+    assert find_checkpoint(s3_url, 100) == folder
+    remove_checkpoints(store, [0, 100])
+    assert steps_on(store) == []

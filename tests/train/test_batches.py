@@ -1,0 +1,138 @@
+"""A batch is a function of its planned row: labels are the text, a block ends with its supervised run and document."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from draftmill.contracts.blocks import num_supervised_slots  # noqa: E402
+from draftmill.extract.taps import TapReader  # noqa: E402
+from draftmill.extract.target import load_target  # noqa: E402
+from draftmill.model.shape import DrafterShape  # noqa: E402
+from draftmill.storage.sets import open_set  # noqa: E402
+from draftmill.train.batches import Batches, TargetFeatures, length_buckets, pack, run_ends  # noqa: E402
+from draftmill.train.rows import PlannedRow  # noqa: E402
+from draftmill.train.samples import Sample, SampleSet  # noqa: E402
+from sample_sets import GivenSample, write_samples  # noqa: E402
+from tiny import write_tiny_target  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+BLOCK, MASK_ID = 4, 99
+SHAPE = DrafterShape(
+    hidden_size=2,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=2,
+    intermediate_size=2,
+    rms_norm_eps=1e-6,
+    rope_theta=1e4,
+    max_positions=64,
+    vocab_size=100,
+    block_size=BLOCK,
+    tap_ids=(0,),
+    mask_id=MASK_ID,
+    num_target_layers=4,
+    layer_types=("full_attention",),
+)
+
+
+class CountedFeatures:
+    """Features that say which token they belong to."""
+
+    def features_of(self, samples: Sequence[Sample]) -> list[torch.Tensor]:
+        return [torch.tensor(sample.input_ids.tolist()).float()[:, None].expand(-1, 2) for sample in samples]
+
+
+def sample(name: str, mask: Sequence[bool], first_token: int) -> Sample:
+    return Sample(name, np.arange(first_token, first_token + len(mask)), np.array(mask))
+
+
+def test_a_block_never_goes_on_into_the_next_document() -> None:
+    first, second = sample("a", [False] * 4 + [True] * 6, 10), sample("b", [True] * 7, 30)
+    features = CountedFeatures().features_of([first, second])
+    batch = pack([first, second], features, [np.array([8]), np.array([0, 5])], BLOCK, MASK_ID)
+    assert batch.layout.anchors_N.tolist() == [8, 10, 15]
+    assert batch.block_ids_NB.tolist() == [[18, 99, 99, 99], [30, 99, 99, 99], [35, 99, 99, 99]]
+    assert batch.supervised_NJ.tolist() == [[True, False, False], [True, True, True], [True, False, False]]
+    assert batch.labels_NJ[:, 0].tolist() == [19, 31, 36]
+    assert batch.labels_NJ[1].tolist() == [31, 32, 33]
+    assert batch.features_TF[:, 0].tolist() == [*range(10, 20), *range(30, 37)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_anchors_slots_and_tokens_are_those_of_the_block_rule(seed: int) -> None:
+    rng = random.Random(seed)
+    docs = [sample(f"d{i}", [rng.random() < 0.7 for _ in range(rng.randint(3, 15))], 0) for i in range(3)]
+    anchors = [np.flatnonzero(doc.loss_mask[:-1] & doc.loss_mask[1:]) for doc in docs]
+    batch = pack(docs, CountedFeatures().features_of(docs), anchors, BLOCK, MASK_ID)
+    mask = [bool(m) for doc in docs for m in doc.loss_mask]
+    tokens = [int(t) for doc in docs for t in doc.input_ids]
+    documents = batch.layout.documents_T.tolist()
+    triples = [
+        (anchor, slot, tokens[anchor + slot])
+        for anchor in batch.layout.anchors_N.tolist()
+        for slot in range(1, num_supervised_slots(anchor, mask, documents, BLOCK) + 1)
+    ]
+    found = [
+        (int(batch.layout.anchors_N[n]), int(j) + 1, int(batch.labels_NJ[n, j]))
+        for n, j in batch.supervised_NJ.nonzero().tolist()
+    ]
+    assert found == triples
+
+
+def test_runs_end_where_supervision_does() -> None:
+    assert run_ends(np.array([False, True, True, False, True])).tolist() == [0, 3, 3, 3, 5]
+
+
+def test_anchors_of_a_sample_do_not_depend_on_its_company(tmp_path: Path) -> None:
+    given: list[GivenSample] = [(f"s{i}", [5] * 30, [True] * 30) for i in range(4)]
+    samples = SampleSet(open_set(write_samples(tmp_path, given, "hash"), "tokenize"))
+    batches = Batches(samples, CountedFeatures(), SHAPE, seed=7)
+    alone = batches.batch_at(PlannedRow(2, (3,), (6,))).layout.anchors_N.tolist()
+    together = batches.batch_at(PlannedRow(2, (1, 3, 0), (4, 6, 4))).layout.anchors_N.tolist()
+    assert [a - 30 for a in together if 30 <= a < 60] == alone
+    assert batches.batch_at(PlannedRow(3, (3,), (6,))).layout.anchors_N.tolist() != alone
+
+
+def test_target_batches_hold_little_padding_and_every_sample_once() -> None:
+    lengths = [random.Random(i).randint(10, 90) for i in range(40)]
+    buckets = length_buckets(lengths, max_tokens=200)
+    assert sorted(i for bucket in buckets for i in bucket) == list(range(40))
+    for bucket in buckets:
+        longest, shortest = max(lengths[i] for i in bucket), min(lengths[i] for i in bucket)
+        assert longest <= 1.25 * shortest and (longest * len(bucket) <= 200 or len(bucket) == 1)
+    assert len(buckets) < 25
+
+
+def test_features_in_a_bucket_alone_and_from_memory_are_the_targets(tmp_path: Path) -> None:
+    reader = TapReader(load_target(write_tiny_target(tmp_path)), (0, 3))
+    samples = [sample(f"s{n}", [True] * n, 5) for n in (20, 7, 22, 21)]
+    bucketed = TargetFeatures(reader, max_tokens=100, cache_bytes=0).features_of(samples)
+    caching = TargetFeatures(reader, max_tokens=100, cache_bytes=21_000)
+    first, again = caching.features_of(samples), caching.features_of(samples)
+    for doc, one, other, kept in zip(samples, bucketed, first, again, strict=True):
+        ids = torch.from_numpy(doc.input_ids)[None]
+        plain = reader.read(ids, torch.tensor([len(doc.input_ids)]))[0]
+        torch.testing.assert_close(one, plain, atol=1e-5, rtol=1e-5)
+        assert torch.equal(other, plain) and torch.equal(kept, plain)
+    # 21,000 bytes hold 20 + 7 tokens of 512 bytes, and no other sample fits.
+    assert [a is b for a, b in zip(first, again, strict=True)] == [True, True, False, False]
+
+
+def test_any_sample_can_be_had_by_its_index(tmp_path: Path) -> None:
+    given: list[GivenSample] = [
+        (f"s{i}", list(range(i, 2 * i + 2)), [t % 2 == 0 for t in range(i + 2)]) for i in range(11)
+    ]
+    samples = SampleSet(open_set(write_samples(tmp_path, given, "hash", num_parts=3), "tokenize"))
+    assert len(samples) == 11
+    for i in (10, 0, 4, 3):
+        assert samples[i].id == f"s{i}"
+        assert samples[i].input_ids.tolist() == given[i][1]
+        assert samples[i].loss_mask.tolist() == given[i][2]
+    flat = [token for batch in samples.batches() for token in batch.input_ids.tolist()]
+    assert flat == [token for _, ids, _ in given for token in ids]

@@ -1,0 +1,106 @@
+"""The gate keeps what can be learnt from, lists the rest, and refuses a set or a mask that will not do."""
+
+from pathlib import Path
+
+import pytest
+
+from draftmill.chat.chat import open_chat
+from draftmill.contracts.errors import DataGateError, InputError, RecipeError
+from draftmill.settings.train import TrainSettings
+from draftmill.storage.sets import open_set
+from draftmill.train.gate import GatedSamples, Vocabulary, check_tokenizer, gate, vocabulary_of
+from draftmill.train.samples import SampleSet
+from sample_sets import GivenSample, write_samples
+from tiny import IM_END_ID, VOCAB_SIZE, write_tiny_tokenizer
+
+VOCABULARY = Vocabulary(num_rows=20, reserved=frozenset({1}), tokenizer_ids=frozenset(range(18)))
+GOOD: GivenSample = ("good", [2, 3, 4, 5], [False, True, True, True])
+
+
+def gated(folder: Path, samples: list[GivenSample], vocabulary: Vocabulary = VOCABULARY, **settings) -> GatedSamples:
+    url = write_samples(folder, samples, "hash", num_parts=1)
+    chosen = TrainSettings(input=url, output=("out",), target="t", **{"max_dropped_frac": 1.0, **settings})
+    return gate(SampleSet(open_set(url, "tokenize")), vocabulary, chosen)
+
+
+def test_kept_samples_know_their_length_and_their_anchor_positions(tmp_path: Path) -> None:
+    two: GivenSample = ("two", [2] * 6, [True, True, False, True, False, True])
+    found = gated(tmp_path, [GOOD, two])
+    assert [(s.index, s.length, s.num_eligible) for s in found.kept] == [(0, 4, 2), (1, 6, 1)]
+    assert found.num_tokens == 10
+
+
+def test_supervision_never_runs_on_into_the_next_sample(tmp_path: Path) -> None:
+    last: GivenSample = ("last", [2, 3], [False, True])
+    first: GivenSample = ("first", [2, 3], [True, False])
+    found = gated(tmp_path, [last, first, GOOD])
+    assert [(d.id, d.reason) for d in found.dropped] == [
+        ("last", "no anchor position"),
+        ("first", "no anchor position"),
+    ]
+
+
+def test_samples_that_cannot_be_trained_on_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
+    masked: GivenSample = ("masked", [2, 19, 3], [True] * 3)
+    long: GivenSample = ("long", [2] * 9, [True] * 9)
+    found = gated(tmp_path, [GOOD, masked, GOOD, GOOD, long], mask_id=19, max_tokens=8)
+    assert [(d.file, d.line, d.id, d.reason) for d in found.dropped] == [
+        ("part-00000.arrow", 2, "masked", "holds the mask token"),
+        ("part-00000.arrow", 5, "long", "longer than max_tokens"),
+    ]
+
+
+def test_the_mask_is_the_first_row_that_neither_tokenizer_nor_data_use(tmp_path: Path) -> None:
+    used: GivenSample = ("used", [2, 18, 3], [True] * 3)
+    assert gated(tmp_path / "a", [GOOD]).mask_id == 18
+    assert gated(tmp_path / "b", [GOOD, used]).mask_id == 19
+
+
+def test_where_the_tokenizer_uses_every_row_the_mask_is_the_first_that_the_data_leave(tmp_path: Path) -> None:
+    full = Vocabulary(num_rows=6, reserved=frozenset({0}), tokenizer_ids=frozenset(range(6)))
+    assert gated(tmp_path / "a", [GOOD], full).mask_id == 1
+    every: GivenSample = ("every", [1, 2, 3, 4, 5], [True] * 5)
+    with pytest.raises(DataGateError, match="no embedding row is left"):
+        gated(tmp_path / "b", [every], full)
+
+
+@pytest.mark.parametrize(("mask_id", "says"), [(1, "pad, eos or bos"), (20, "outside the target's embedding of 20")])
+def test_a_mask_that_is_reserved_or_outside_the_table_is_refused(tmp_path: Path, mask_id: int, says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        gated(tmp_path, [GOOD], mask_id=mask_id)
+
+
+def test_a_mask_that_occurs_in_much_of_the_data_is_refused_with_the_figures(tmp_path: Path) -> None:
+    with pytest.raises(DataGateError, match=r"2 of 2 .* 2 holds the mask token|none of 2 .* 2 holds the mask token"):
+        gated(tmp_path / "all", [GOOD, GOOD], mask_id=3)
+    other: GivenSample = ("other", [6, 7, 8], [True] * 3)
+    with pytest.raises(DataGateError, match=r"1 of 2 .*max_dropped_frac 0.1.*another mask_id"):
+        gated(tmp_path / "half", [GOOD, other], mask_id=3, max_dropped_frac=0.1)
+
+
+def test_a_set_without_any_anchor_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataGateError, match=r"none of 2 samples .* 2 no anchor position"):
+        gated(tmp_path, [("a", [2, 3], [False, True]), ("b", [2, 3, 4], [True, False, True])])
+
+
+def test_ids_beyond_the_embedding_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"part-00000.arrow holds token ids 2 … 20, .* 20 rows"):
+        gated(tmp_path, [("a", [2, 20], [True, True])])
+
+
+def test_another_tokenizer_than_the_targets_is_refused(tmp_path: Path) -> None:
+    chat = open_chat(write_tiny_tokenizer(tmp_path / "target"))
+    mine = open_set(write_samples(tmp_path / "mine", [GOOD], chat.tokenizer_hash, 1), "tokenize")
+    check_tokenizer(mine, chat, tmp_path / "target")
+    other = open_set(write_samples(tmp_path / "other", [GOOD], "0" * 64, 1), "tokenize")
+    with pytest.raises(InputError, match="another tokenizer"):
+        check_tokenizer(other, chat, tmp_path / "target")
+
+
+def test_the_vocabulary_is_read_without_loading_the_target(tmp_path: Path) -> None:
+    folder = write_tiny_tokenizer(tmp_path)
+    (folder / "config.json").write_text(f'{{"text_config": {{"vocab_size": {VOCAB_SIZE}, "eos_token_id": [7, 9]}}}}')
+    found = vocabulary_of(folder, open_chat(folder))
+    assert found.num_rows == VOCAB_SIZE
+    assert {7, 9, IM_END_ID} <= found.reserved
+    assert max(found.tokenizer_ids) == 260

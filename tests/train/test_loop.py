@@ -1,0 +1,154 @@
+"""Promises of the loop: one mean however a step is cut, float32 masters that move, bad steps skipped, overfitting."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from draftmill.contracts.acceptance import num_accepted  # noqa: E402
+from draftmill.extract.taps import TapReader  # noqa: E402
+from draftmill.extract.target import Target, load_target  # noqa: E402
+from draftmill.model.cache import DraftCache  # noqa: E402
+from draftmill.settings.train import TrainSettings  # noqa: E402
+from draftmill.train.anchors import draw_anchors  # noqa: E402
+from draftmill.train.batches import Batch, TargetFeatures, pack  # noqa: E402
+from draftmill.train.loop import DivergedError, LossOf, Schedule, train  # noqa: E402
+from draftmill.train.metrics import StepSums  # noqa: E402
+from draftmill.train.rows import PlannedRow  # noqa: E402
+from draftmill.train.samples import Sample  # noqa: E402
+from draftmill.train.start import initial_drafter  # noqa: E402
+from draftmill.train.state import RunState, new_run  # noqa: E402
+from tiny import write_tiny_target  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+MASK_ID = 270
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return load_target(write_tiny_target(tmp_path_factory.mktemp("target")))
+
+
+def settings(**changed: object) -> TrainSettings:
+    chosen = {"num_layers": 1, "num_taps": 2, "block_size": 8, "lr": 2e-3, "warmup_frac": 0.1, "loss": "decay"}
+    return TrainSettings(input="in", output=("out",), target="t", **{**chosen, **changed})  # type: ignore[arg-type]
+
+
+def documents(count: int, length: int) -> list[Sample]:
+    rng = np.random.default_rng(3)
+    mask = np.arange(length) >= length // 4
+    return [Sample(f"s{i}", rng.integers(0, 256, length), mask) for i in range(count)]
+
+
+def batch_of(target: Target, run: RunState, samples: Sequence[Sample], num_anchors: int, visit: int = 0) -> Batch:
+    shape = run.drafter.shape
+    source = TargetFeatures(TapReader(target, shape.tap_ids), max_tokens=1000, cache_bytes=0)
+    anchors = [draw_anchors(s.loss_mask, num_anchors, seed=0, epoch=visit, sample_id=s.id, draw=0) for s in samples]
+    return pack(samples, source.features_of(samples), anchors, shape.block_size, shape.mask_id)
+
+
+def start(target: Target, chosen: TrainSettings) -> RunState:
+    return new_run(initial_drafter(target, chosen, MASK_ID), chosen)
+
+
+def run_steps(run: RunState, chosen: TrainSettings, micros: list[list[Batch]], target: Target) -> list[StepSums]:
+    """Trains over ready batches, a list of micro-batches a step; returns every step's sums."""
+    flat = [batch for step in micros for batch in step]
+    numbered = [[PlannedRow(0, (i,), (1,)) for i, b in enumerate(flat) if any(b is m for m in step)] for step in micros]
+    seen: list[StepSums] = []
+    schedule = Schedule(len(micros), lambda s: numbered[s], lambda row: flat[row.samples[0]], LossOf(target, chosen))
+    train(run, schedule, chosen, lambda sums, epoch, lr, norm: seen.append(sums))
+    return seen
+
+
+@pytest.mark.parametrize("loss", ["decay", "d-pace", "uniform"])
+def test_one_big_batch_equals_unequal_micro_batches(target: Target, loss: str) -> None:
+    chosen, docs = settings(loss=loss), documents(5, 40)
+    whole, cut = start(target, chosen), start(target, chosen)
+    sums = run_steps(whole, chosen, [[batch_of(target, whole, docs, 6)]], target)
+    parts = [batch_of(target, cut, docs[a:b], 6) for a, b in ((0, 1), (1, 4), (4, 5))]
+    cut_sums = run_steps(cut, chosen, [parts], target)
+    assert cut_sums[0].loss == pytest.approx(sums[0].loss, rel=1e-6)
+    assert (cut_sums[0].blocks, cut_sums[0].slots) == (sums[0].blocks, sums[0].slots) == (30, sums[0].slots)
+    for one, other in zip(whole.drafter.parameters(), cut.drafter.parameters(), strict=True):
+        first, second = whole.optimizer.state[one]["exp_avg"], cut.optimizer.state[other]["exp_avg"]
+        torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6 * float(first.abs().max()))
+
+
+def test_norm_gains_move_away_from_one_in_bfloat16(tmp_path: Path) -> None:
+    narrow = load_target(write_tiny_target(tmp_path), dtype=torch.bfloat16)
+    chosen = settings(compute_dtype="bfloat16", lr=6e-4, warmup_frac=0.0)
+    run = start(narrow, chosen)
+    batch = batch_of(narrow, run, documents(1, 30), 8)
+    assert batch.features_TF.dtype == torch.bfloat16
+    run_steps(run, chosen, [[batch]] * 10, narrow)
+    gains = {name: p for name, p in run.drafter.named_parameters() if p.dim() == 1}
+    assert all(p.dtype == torch.float32 for p in run.drafter.parameters())
+    assert len(gains) == 6
+    for name, gain in gains.items():
+        assert (gain != 1).float().mean() > 0.9, f"{name} stays at 1"
+
+
+def test_gains_kept_in_bfloat16_would_never_move() -> None:
+    """Why masters are float32: at 1.0 a step of the learning rate is less than half of bfloat16's spacing."""
+    gain = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+    optimizer = torch.optim.AdamW([gain], lr=6e-4)
+    for _ in range(50):
+        gain.grad = torch.ones_like(gain)
+        optimizer.step()
+    assert gain.eq(1).all()
+
+
+def test_the_frozen_target_stays_frozen(target: Target) -> None:
+    chosen = settings()
+    before = {name: p.clone() for name, p in target.model.named_parameters()}
+    run = start(target, chosen)
+    batch = batch_of(target, run, documents(1, 30), 8)
+    assert batch.features_TF.grad_fn is None and not batch.features_TF.requires_grad
+    run_steps(run, chosen, [[batch]] * 2, target)
+    assert all(p.grad is None and torch.equal(p, before[name]) for name, p in target.model.named_parameters())
+    trained = {id(p) for group in run.optimizer.param_groups for p in group["params"]}
+    assert trained == {id(p) for p in run.drafter.parameters()}
+
+
+def test_a_step_that_is_not_finite_moves_nothing_and_too_many_in_a_row_end_the_run(target: Target) -> None:
+    chosen = settings(max_bad_steps=2)
+    run = start(target, chosen)
+    good = batch_of(target, run, documents(1, 30), 8)
+    bad = Batch(good.features_TF * float("nan"), good.block_ids_NB, good.layout, good.labels_NJ, good.supervised_NJ)
+    run_steps(run, chosen, [[good]], target)
+    before = [p.clone() for p in run.drafter.parameters()]
+    run.position.step = 0
+    run_steps(run, chosen, [[bad], [bad]], target)
+    assert all(torch.equal(p, q) for p, q in zip(run.drafter.parameters(), before, strict=True))
+    assert (run.position.num_bad, run.position.bad_in_a_row, run.position.num_updates) == (2, 2, 1)
+    run.position.step = 0
+    run_steps(run, chosen, [[good]], target)
+    assert run.position.bad_in_a_row == 0
+    run.position.step = 0
+    with pytest.raises(DivergedError, match="3 steps in a row"):
+        run_steps(run, chosen, [[bad]] * 5, target)
+
+
+def test_a_drafter_trained_to_the_end_on_one_sample_drafts_it_in_full_blocks(target: Target) -> None:
+    chosen = settings(lr=5e-3, num_layers=1)
+    doc = documents(1, 48)[0]
+    run = start(target, chosen)
+    batches = [[batch_of(target, run, [doc], 12, visit)] for visit in range(150)]
+    sums = run_steps(run, chosen, batches, target)
+    assert sums[0].emitted / sums[0].blocks < 1.5
+    ids, shape = torch.from_numpy(doc.input_ids), run.drafter.shape
+    reader, cache = TapReader(target, shape.tap_ids), DraftCache()
+    at, past, emitted = 12, None, []
+    while at + shape.block_size <= len(ids):
+        with reader.capturing() as captured, torch.no_grad():
+            past = target.model(ids[None, cache.length : at], cache=past, use_cache=True).cache
+        block = torch.tensor([int(ids[at]), *[MASK_ID] * (shape.block_size - 1)])
+        hidden = run.drafter.draft(cache, captured.features()[0], cache.length, target.embed(block))
+        draft = target.head(hidden[1:]).argmax(-1).tolist()
+        emitted.append(1 + num_accepted(draft, ids[at + 1 :].tolist()))
+        at += emitted[-1]
+    assert emitted == [shape.block_size] * len(emitted) and len(emitted) >= 4

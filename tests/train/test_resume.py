@@ -1,0 +1,193 @@
+"""A run that was stopped at any moment goes on and ends in the same bytes; a finished one gives its card at once."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from draftmill.chat.chat import open_chat  # noqa: E402
+from draftmill.contracts.errors import RecipeError  # noqa: E402
+from draftmill.settings.train import TrainSettings  # noqa: E402
+from draftmill.storage.checkpoints import MARKER_FILE, find_checkpoint, step_folder  # noqa: E402
+from draftmill.storage.store import open_store  # noqa: E402
+from draftmill.train.run import run  # noqa: E402
+from sample_sets import GivenSample, write_samples  # noqa: E402
+from tiny import write_tiny_target  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+NUM_STEPS = 14
+SAMPLES = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target and a tokenized set for it, in one folder."""
+    place = tmp_path_factory.mktemp("train")
+    write_tiny_target(place / "target", num_layers=4, hidden_size=32)
+    rng = np.random.default_rng(0)
+    given: list[GivenSample] = [
+        (f"s{i}", rng.integers(0, 256, n).tolist(), [t >= 5 for t in range(n)])
+        for i, n in enumerate(rng.integers(15, 40, SAMPLES).tolist())
+    ]
+    given.append(("no anchor", [1, 2, 3], [False, False, True]))
+    write_samples(place / "samples", given, open_chat(place / "target").tokenizer_hash)
+    return place
+
+
+def settings(folder: Path, *output: Path | str, **changed: object) -> TrainSettings:
+    chosen: dict[str, object] = {
+        "num_layers": 2,
+        "num_taps": 1,
+        "block_size": 4,
+        "max_tokens": 80,
+        "num_anchors": 12,
+        "rows_per_step": 2,
+        "num_steps": NUM_STEPS,
+        "save_every": 4,
+        "keep_checkpoints": 2,
+        "lr": 2e-3,
+        **changed,
+    }
+    return TrainSettings(
+        input=str(folder / "samples"),
+        output=tuple(map(str, output)),
+        target=str(folder / "target"),
+        **chosen,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> Path:
+    run(settings(folder, folder / "undisturbed"))
+    return folder / "undisturbed"
+
+
+def checkpoint_bytes(output: Path) -> dict[str, bytes]:
+    """Every file of every checkpoint."""
+    root = output / "checkpoints"
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def metrics(output: Path) -> list[dict]:
+    """The lines of metrics.jsonl without what the clock says."""
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.endswith(("_frac", "_per_s"))} for line in lines]
+
+
+def test_the_checkpoints_kept_are_step_0_and_the_newest(undisturbed: Path) -> None:
+    kept = sorted(p.name for p in (undisturbed / "checkpoints").iterdir())
+    assert kept == ["step-00000000", "step-00000012", "step-00000014"]
+    assert find_checkpoint(str(undisturbed)) == undisturbed / step_folder(NUM_STEPS)
+    assert [line["step"] for line in metrics(undisturbed)] == list(range(1, NUM_STEPS + 1))
+    assert metrics(undisturbed)[-1]["loss"] < metrics(undisturbed)[0]["loss"]
+
+
+def test_a_run_put_back_to_any_checkpoint_ends_in_the_same_bytes(folder: Path, undisturbed: Path) -> None:
+    expected = checkpoint_bytes(undisturbed)
+    again = folder / "put-back"
+    run(settings(folder, again, num_steps=NUM_STEPS))
+    assert checkpoint_bytes(again) == expected
+    for lost in ((14,), (12, 14)):
+        for step in lost:
+            (again / step_folder(step) / MARKER_FILE).unlink()
+        (again / "card.json").unlink()
+        with (again / "metrics.jsonl").open("ab") as stream:
+            stream.write(b'{"step": 15, "lo')  # torn by the end of the process
+        run(settings(folder, again))
+        assert checkpoint_bytes(again) == expected
+        assert metrics(again) == metrics(undisturbed)
+
+
+def test_a_process_interrupted_and_then_killed_ends_in_the_same_bytes(folder: Path, undisturbed: Path) -> None:
+    output = folder / "killed"
+    given = settings(folder, output).model_dump(exclude_defaults=True, exclude={"output"})
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    command = [sys.executable, "-m", "draftmill", "train", *flags, f"--output={output}"]
+    for step, ending in ((4, signal.SIGTERM), (8, signal.SIGKILL)):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            _wait_for(output / step_folder(step) / MARKER_FILE, process)
+            process.send_signal(ending)
+            stdout, _ = process.communicate()
+        if ending is signal.SIGTERM:
+            assert process.returncode == 130
+            assert "interrupted" in json.loads(stdout.splitlines()[-1])["error"]
+        assert not (output / "card.json").exists()
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["content"]["num_steps"] == NUM_STEPS
+    assert checkpoint_bytes(output) == checkpoint_bytes(undisturbed)
+    assert metrics(output) == metrics(undisturbed)
+
+
+def _wait_for(file: Path, process: subprocess.Popen[bytes]) -> None:
+    while not file.exists():
+        if process.poll() is not None:
+            assert process.stderr is not None
+            raise AssertionError(process.stderr.read().decode())
+        time.sleep(0.001)
+
+
+def test_a_finished_run_gives_its_card_and_touches_nothing(folder: Path, undisturbed: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in undisturbed.rglob("*")}
+    card = run(settings(folder, undisturbed))
+    assert card == json.loads((undisturbed / "card.json").read_text())
+    assert {p: p.stat().st_mtime_ns for p in undisturbed.rglob("*")} == before
+
+
+def test_the_card_counts_every_sample(folder: Path, undisturbed: Path) -> None:
+    content = json.loads((undisturbed / "card.json").read_text())["content"]
+    assert (content["rows_in"], content["rows"], content["dropped"]) == (
+        SAMPLES + 1,
+        SAMPLES,
+        {"no anchor position": 1},
+    )
+    assert content["dropped_rows"][0]["id"] == "no anchor"
+    assert content["mask_id"] == 261 and content["tap_ids"] == [2]
+    assert [c["step"] for c in content["checkpoints"]] == [0, 12, 14]
+
+
+def test_other_settings_do_not_go_on_in_the_same_output(folder: Path, undisturbed: Path) -> None:
+    with pytest.raises(RecipeError, match=r"lr was 0.002, is 0.001"):
+        run(settings(folder, undisturbed, lr=1e-3))
+
+
+def test_features_kept_in_memory_survive_a_resume_bit_for_bit(folder: Path) -> None:
+    whole, cut = folder / "cached", folder / "cached-cut"
+    run(settings(folder, whole, feature_cache_bytes=1 << 20))
+    run(settings(folder, cut, feature_cache_bytes=1 << 20))
+    for step in (12, 14):
+        (cut / step_folder(step) / MARKER_FILE).unlink()
+    (cut / "card.json").unlink()
+    run(settings(folder, cut, feature_cache_bytes=2 << 20))
+    assert checkpoint_bytes(cut) == checkpoint_bytes(whole)
+
+
+def test_both_outputs_are_written_and_a_run_goes_on_from_what_both_hold(
+    folder: Path, undisturbed: Path, s3_url: str
+) -> None:
+    local = folder / "twice"
+    run(settings(folder, local, s3_url))
+    store = open_store(s3_url)
+    store.delete([f"{step_folder(14)}/{MARKER_FILE}", "card.json"])
+    run(settings(folder, local, s3_url))
+    expected = checkpoint_bytes(undisturbed)
+    assert checkpoint_bytes(local) == expected
+    remote = {f.key.removeprefix("checkpoints/"): f for f in store.files() if f.key.startswith("checkpoints/")}
+    assert {key: store.get(f.key) for key, f in remote.items()} == expected
+    assert store.get("metrics.jsonl") == (local / "metrics.jsonl").read_bytes()
+
+
+def test_a_dry_run_writes_nothing_and_says_what_is_left(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = run(settings(folder, folder / "dry", dry_run=True))
+    assert not (folder / "dry").exists()
+    assert (shown["left"], shown["inputs"]["samples"], shown["inputs"]["dropped"]) == ({"steps": NUM_STEPS}, SAMPLES, 1)
+    assert "left" in capsys.readouterr().err
+    finished = run(settings(folder, folder / "undisturbed", dry_run=True))
+    assert finished["left"] == {"steps": 0}

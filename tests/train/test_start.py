@@ -1,0 +1,71 @@
+"""A run starts from the target's shape and the seed, or from copies of the target's own layers."""
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from draftmill.contracts.errors import RecipeError  # noqa: E402
+from draftmill.extract.target import Target, load_target  # noqa: E402
+from draftmill.settings.train import TrainSettings  # noqa: E402
+from draftmill.train.start import drafter_shape, initial_drafter, source_layers  # noqa: E402
+from tiny import write_tiny_target  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return load_target(write_tiny_target(tmp_path_factory.mktemp("target"), family=request.param))
+
+
+def settings(**changed: object) -> TrainSettings:
+    chosen = {"num_layers": 2, "num_taps": 3, "block_size": 8, **changed}
+    return TrainSettings(input="in", output=("out",), target="t", **chosen)  # type: ignore[arg-type]
+
+
+def test_the_shape_is_the_targets_with_full_rotary(target: Target) -> None:
+    shape = drafter_shape(target, settings(), mask_id=270)
+    assert (shape.hidden_size, shape.num_heads, shape.num_kv_heads, shape.head_dim) == (64, 4, 2, 16)
+    assert (shape.vocab_size, shape.rope_theta, shape.num_target_layers) == (272, 10_000.0, 6)
+    assert (shape.tap_ids, shape.mask_id, shape.is_causal) == ((1, 2, 3), 270, False)
+
+
+def test_settings_overrule_the_targets_shape(target: Target) -> None:
+    chosen = settings(num_heads=8, num_kv_heads=4, head_dim=32, num_sliding_layers=1, sliding_window=9, tap_ids=(0, 4))
+    shape = drafter_shape(target, chosen, mask_id=270)
+    assert (shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.tap_ids) == (8, 4, 32, (0, 4))
+    assert (shape.layer_types, shape.sliding_window) == (("sliding_attention", "full_attention"), 9)
+    assert shape.is_causal is None
+
+
+def test_heads_wider_than_a_drafters_are_never_copied(tmp_path: Path) -> None:
+    wide = load_target(write_tiny_target(tmp_path, hidden_size=1024, num_layers=4, vocab_size=262))
+    with pytest.raises(RecipeError, match=r"256 channels.*set head_dim"):
+        drafter_shape(wide, settings(num_taps=1), mask_id=0)
+    assert drafter_shape(wide, settings(num_taps=1, head_dim=128), mask_id=0).head_dim == 128
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_others(target: Target) -> None:
+    one, same, other = (initial_drafter(target, settings(seed=seed), 270) for seed in (1, 1, 2))
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(one.fc.weight, other.fc.weight)
+    assert one.fc.weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_copied_layers_are_the_targets_last_ones_over_its_last_tap(target: Target) -> None:
+    drafter = initial_drafter(target, settings(init="target"), 270)
+    assert source_layers(2, 6) == (4, 5)
+    for mine, theirs in zip(drafter.layers, (target.layers[4], target.layers[5]), strict=True):
+        given = dict(theirs.named_parameters())
+        assert all(torch.equal(p, given[name]) for name, p in mine.named_parameters() if name in given)
+        assert len(given) in (9, 11)
+    assert torch.equal(drafter.norm.weight, target.norm.weight)
+    features = torch.randn(5, 3 * 64)
+    torch.testing.assert_close(drafter.fc(features), features[:, 128:], atol=0.15, rtol=0)
+    assert torch.equal(drafter.hidden_norm.weight, target.layers[4].input_layernorm.weight)
+
+
+def test_layers_of_another_shape_are_not_copied(target: Target) -> None:
+    with pytest.raises(RecipeError, match=r"q_proj.weight is \[64, 64\], the drafter's \[128, 64\]"):
+        initial_drafter(target, settings(init="target", num_heads=8), 270)
