@@ -76,8 +76,8 @@ def test_what_the_template_refuses_is_a_row_error_with_its_words(tmp_path: Path)
 
 def test_a_template_cannot_leave_its_sandbox(tmp_path: Path):
     folder = write_tiny_tokenizer(tmp_path)
-    for attack in ("{{ messages.__class__.__mro__ }}", "{% set x = namespace(__class__=1) %}", "{{ messages.pop() }}"):
-        chat = open_chat(_rewrite_config(folder, chat_template=attack + "{{ ''.__class__.__mro__[1] }}"))
+    for attack in ("{{ ''.__class__.__mro__[1] }}", "{% set x = namespace(__class__=1) %}", "{{ messages.pop() }}"):
+        chat = open_chat(_rewrite_config(folder, chat_template=attack))
         with pytest.raises(RowError, match="SecurityError"):
             chat.render(CONVERSATION, add_generation_prompt=False)
 

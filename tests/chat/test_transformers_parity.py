@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from draftmill.chat.chat import open_chat
-from tiny_tokenizer import write_tiny_tokenizer
+from tiny_tokenizer import THINKING_TEMPLATE, write_tiny_tokenizer
 
 pytestmark = pytest.mark.torch  # transformers loads it
 
@@ -18,6 +18,20 @@ You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
 ' + message['content'] + '<|im_end|>' + '
 '}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
 ' }}{% endif %}"""
+
+# Blocks on lines of their own: their newlines and indents are not printed.
+BLOCK_TEMPLATE = """\
+{% for message in messages %}
+    {% if loop.index > 9 %}{% break %}{% endif %}
+    {% generation %}
+<|im_start|>{{ message.role }}
+{{ message | tojson(indent=1) }}<|im_end|>
+    {% endgeneration %}
+{% endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}
+"""
 
 CONVERSATIONS: list[list[dict[str, Any]]] = [
     [
@@ -35,14 +49,15 @@ CONVERSATIONS: list[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize(
+    "template", [SMOLLM2_TEMPLATE, THINKING_TEMPLATE, BLOCK_TEMPLATE], ids=["plain", "think", "block"]
+)
 @pytest.mark.parametrize("add_generation_prompt", [False, True])
-def test_text_and_ids_equal_those_of_transformers(tmp_path: Path, thinking: bool, add_generation_prompt: bool):
+def test_text_and_ids_equal_those_of_transformers(tmp_path: Path, template: str, add_generation_prompt: bool):
     from transformers import AutoTokenizer
 
-    folder = write_tiny_tokenizer(tmp_path, thinking=thinking)
-    if not thinking:
-        (folder / "chat_template.jinja").write_text(SMOLLM2_TEMPLATE)
+    folder = write_tiny_tokenizer(tmp_path, thinking=template == THINKING_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(template)
     theirs, ours = AutoTokenizer.from_pretrained(folder), open_chat(folder)
 
     for messages in CONVERSATIONS:

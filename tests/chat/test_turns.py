@@ -105,6 +105,19 @@ def test_the_closed_block_of_a_prompt_without_thinking_is_not_supervised(thinkin
     assert _supervised(thinking, [_user(), _answer()], enable_thinking=False) == ["ok<|im_end|>"]
 
 
+def test_a_prompt_that_opens_thinking_never_precedes_an_answer_printed_without_it(tmp_path: Path):
+    folder = write_tiny_tokenizer(tmp_path, thinking=True)
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role + '\\n' }}"
+        "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
+    )
+    (folder / "chat_template.jinja").write_text(template)
+    chat = open_chat(folder)
+    assert _supervised(chat, [_user(), _answer(reasoning_content="why")]) == ["why</think>ok<|im_end|>"]
+    assert _supervised(chat, [_user(), _answer("longer than the tag that is missing")]) == []
+
+
 def test_an_end_of_turn_that_is_not_the_eos_is_supervised(tmp_path: Path):
     folder = write_tiny_tokenizer(tmp_path)
     config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": "<|endoftext|>"}

@@ -2,8 +2,12 @@
 
 import gzip
 import json
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +15,15 @@ import completions
 import msgspec
 import pyarrow as pa
 import pytest
-from completions import row, write_rows
+from completions import row, with_engine_ids, write_rows
 
-from draftmill.contracts.cards import PartRecord
+from draftmill.chat.chat import Chat, open_chat
+from draftmill.contracts.cards import PartRecord, Plan, PlannedPart, make_card
 from draftmill.contracts.errors import DataGateError, InputError, RecipeError, StorageError
-from draftmill.tokenize.part import Craft, PartJob, PartMaker
-from draftmill.tokenize.pool import Pool
+from draftmill.storage.sets import SetWriter, open_set_writer
+from draftmill.storage.store import sha256_of
+from draftmill.tokenize.part import Craft, PartJob
+from draftmill.tokenize.pool import Workers, open_pool
 from draftmill.tokenize.run import run
 from draftmill.tokenize.source import cut_parts, open_source
 from tiny_tokenizer import PLAIN_TEMPLATE, write_tiny_tokenizer
@@ -97,6 +104,7 @@ def test_parts_cut_a_file_at_any_byte_and_lose_no_line(tmp_path: Path, tokenizer
         place = tmp_path / str(part_bytes)
         card = run(completions.settings(place, source, tokenizer, part_bytes=part_bytes))
         assert [s["id"] for s in _samples(place / "samples")] == whole
+        assert card["content"]["rows_in"] == 9, "no line is read twice"
         assert len(card["content"]["parts"]) == -(-source.stat().st_size // part_bytes)
     torn = write_rows(tmp_path / "torn.jsonl", [*(row(i) for i in range(6)), b'{"id"', *(row(i) for i in range(6, 9))])
     dropped = run(completions.settings(tmp_path / "t", torn, tokenizer, part_bytes=400))["content"]["dropped_rows"]
@@ -128,7 +136,8 @@ def test_a_rerun_makes_what_is_missing_and_nothing_else(tmp_path: Path, tokenize
 
     assert _parts(folder) == before and again["content_hash"] == card["content_hash"]
     assert (folder / "part-00000.arrow").stat().st_mtime_ns == kept
-    assert run(chosen) == again, "a whole set is not made again"
+    closed = (folder / "card.json").stat().st_mtime_ns
+    assert run(chosen) == again and (folder / "card.json").stat().st_mtime_ns == closed, "a whole set is left alone"
     assert not list((tmp_path / "cache" / "spool").iterdir())
 
 
@@ -150,27 +159,72 @@ def test_a_killed_worker_names_its_part_and_the_rerun_goes_on(tmp_path: Path, to
 
     with (
         pytest.raises(StorageError, match=r"died .*part-\d.*a\.jsonl.*run the same command again"),
-        Pool(craft, 2) as pool,
+        open_pool(craft, 2) as pool,
     ):
-        for number, _ in enumerate(pool.make(jobs)):
+        assert isinstance(pool, Workers)
+        for number, _ in enumerate(pool.make(jobs, _ignore)):
             if number == 1:
                 for child in pool.processes():
                     os.kill(child.pid or 0, signal.SIGKILL)
 
 
+def _ignore(rows: int) -> None:
+    pass
+
+
 def test_one_worker_is_this_process(tmp_path: Path, tokenizer: Path):
     source = open_source(str(write_rows(tmp_path / "a.jsonl", [row(0)])))
     craft = Craft(source.store.url, tokenizer, "faithful", 3072, "0" * 64, tmp_path)
-    with Pool(craft, 1) as pool:
-        assert pool.processes() == []
-        made = [record for _, record in pool.make([PartJob("part-0", cut_parts(source.files, 900)[0])])]
-    assert [type(record) for record in made] == [PartRecord]
-    assert PartMaker(craft).make(PartJob("part-0", cut_parts(source.files, 900)[0])) == made[0]
+    counted: list[int] = []
+    with open_pool(craft, 1) as pool:
+        ((_, record),) = pool.make([PartJob("part-0", cut_parts(source.files, 900)[0])], counted.append)
+        assert multiprocessing.active_children() == []
+    assert record.rows == sum(counted) == 1
+
+
+KILLED_RUN = """
+import time
+from pathlib import Path
+from draftmill.storage.sets import SetWriter, open_set_writer
+from draftmill.storage.store import sha256_of
+from draftmill.tokenize.part import Craft, PartJob
+from draftmill.tokenize.pool import open_pool
+
+if __name__ == "__main__":
+    craft = Craft({url!r}, Path({tokenizer!r}), "faithful", 3072, "0" * 64, Path({spool!r}))
+    with open_pool(craft, 2) as pool:
+        list(pool.scan([PartJob("part-0", ()), PartJob("part-1", ())]))
+        print(*[child.pid for child in pool.processes()], flush=True)
+        time.sleep(600)
+"""
+
+
+def test_workers_end_when_the_run_is_killed(tmp_path: Path, tokenizer: Path):
+    script = tmp_path / "script.py"
+    script.write_text(KILLED_RUN.format(url=str(tmp_path), tokenizer=str(tokenizer), spool=str(tmp_path)))
+    killed = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert killed.stdout is not None
+    workers = [int(pid) for pid in killed.stdout.readline().split()]
+    killed.kill()
+    killed.wait()
+    killed.stdout.close()
+    assert workers
+    for _ in range(200):
+        if not any(map(_is_running, workers)):
+            break
+        time.sleep(0.05)
+    assert not any(map(_is_running, workers))
+
+
+def _is_running(pid: int) -> bool:
+    """Whether the process lives; one that has ended but was not waited for does not."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_datasets_reads_the_set(tmp_path: Path, tokenizer: Path):
     datasets = pytest.importorskip("datasets")
-    source = write_rows(tmp_path / "in" / "a.jsonl", [b'{"id": "torn"', *(row(i) for i in range(9)), b"x" * 900])
+    source = write_rows(tmp_path / "in" / "a.jsonl", [b"x" * 500, *(row(i) for i in range(9)), b"x" * 900])
     card = run(completions.settings(tmp_path, source, tokenizer, part_bytes=400))
 
     loaded = datasets.load_from_disk(str(tmp_path / "samples"))
@@ -198,6 +252,44 @@ def test_inputs_that_cannot_be_read_say_so(tmp_path: Path, tokenizer: Path):
         run(completions.settings(tmp_path, tmp_path / "empty", tokenizer))
     with pytest.raises(RecipeError, match="no such folder"):
         run(completions.settings(tmp_path, tmp_path / "nowhere", tokenizer))
+
+
+def _generated(folder: Path, chat: Chat, rows: list[dict[str, Any]]) -> SetWriter:
+    """A set as generate publishes it, its card left to the caller."""
+    plan = Plan(room="generate", recipe={}, inputs=(), parts=(PlannedPart(name="part-00000", inputs=()),))
+    writer = open_set_writer([str(folder)], plan)
+    data = write_rows(folder / "rows", [with_engine_ids(chat, r, [60, 61, 2]) for r in rows]).read_bytes()
+    record = PartRecord(
+        name="part-00000",
+        file="part-00000.jsonl",
+        rows_in=len(rows),
+        rows=len(rows),
+        tokens=0,
+        bytes=len(data),
+        sha256=sha256_of(data),
+        plan=plan.hash,
+    )
+    writer.publish(record, data)
+    return writer
+
+
+def test_a_generated_set_is_read_as_its_card_names_it(tmp_path: Path, tokenizer: Path):
+    chat = open_chat(tokenizer)
+    made = _generated(tmp_path / "in", chat, [row(i) for i in range(3)])
+    write_rows(tmp_path / "in" / "stray.jsonl", [row(7)])
+    with pytest.raises(StorageError, match=r"unfinished: it has a plan but no card\.json; run its draftmill generate"):
+        run(completions.settings(tmp_path, tmp_path / "in", tokenizer))
+    records = tuple(made.records().values())
+    made.finish(make_card("generate", made.plan, records, {"tokenizer_hash": chat.tokenizer_hash}, {}))
+
+    content = run(completions.settings(tmp_path, tmp_path / "in", tokenizer))["content"]
+
+    assert content["input_plan"] == made.plan.hash
+    assert [s["id"] for s in _samples(tmp_path / "samples")] == ["row-0", "row-1", "row-2"]
+    assert [s["input_ids"][-3:] for s in _samples(tmp_path / "samples")] == [[60, 61, 2]] * 3
+    other = write_tiny_tokenizer(tmp_path / "other", thinking=True)
+    with pytest.raises(InputError, match="generated with another tokenizer"):
+        run(completions.settings(tmp_path / "2", tmp_path / "in", other))
 
 
 def test_the_gate_stops_a_part_before_it_is_published(tmp_path: Path, tokenizer: Path):

@@ -4,7 +4,7 @@ What it needs is paths and numbers, so any scheduler can run it; nothing here kn
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -62,10 +62,10 @@ class PartMaker:
         """A 64-bit hash of each row's id, in order; 0 for a row that cannot be read."""
         return np.fromiter((_id_hash(line) for _, _, line in self._lines(job)), np.uint64)
 
-    def make(self, job: PartJob) -> PartRecord:
-        """Writes the part's shard into the spool; returns its record."""
+    def make(self, job: PartJob, on_rows: Callable[[int], None]) -> PartRecord:
+        """Writes the part's shard into the spool; returns its record. Tells `on_rows` of rows as they are done."""
         path, tally, dropped = self.craft.spool / f"{job.name}.arrow", Tally(), list[Dropped]()
-        rows = write_shard(path, self._counted(job, tally, dropped))
+        rows = write_shard(path, self._counted(job, tally, dropped, on_rows))
         repeats = sum(drop.reason == DUPLICATE for drop in dropped)
         figures = tally.figures(rows=rows + len(dropped), dropped=len(dropped) - repeats, duplicate_rows=repeats)
         return PartRecord(
@@ -81,9 +81,12 @@ class PartMaker:
             dropped=tuple(dropped),
         )
 
-    def _counted(self, job: PartJob, tally: Tally, dropped: list[Dropped]) -> Iterator[list[Sample]]:
+    def _counted(
+        self, job: PartJob, tally: Tally, dropped: list[Dropped], on_rows: Callable[[int], None]
+    ) -> Iterator[list[Sample]]:
         """The samples of each row that is kept; counts them, and lists the rows that are not."""
         for row_number, (file, line_number, line) in enumerate(self._lines(job)):
+            on_rows(1)
             try:
                 samples = self._samples(line, is_repeat=row_number in job.repeats)
             except RowError as error:
@@ -116,7 +119,7 @@ def _id_hash(line: bytes) -> int:
         row_id = read_row(line).id
     except RowError:
         return _UNREADABLE
-    return int.from_bytes(hashlib.blake2b(row_id.encode(), digest_size=8).digest(), "big") or 1
+    return int.from_bytes(hashlib.blake2b(row_id.encode(), digest_size=8).digest(), "big")
 
 
 def find_repeats(scans: Iterable[tuple[PartJob, NDArray[np.uint64]]]) -> tuple[list[PartJob], dict[str, int]]:
@@ -125,7 +128,6 @@ def find_repeats(scans: Iterable[tuple[PartJob, NDArray[np.uint64]]]) -> tuple[l
     hashes = np.concatenate([hashes for _, hashes in in_order])
     repeats = np.ones(len(hashes), np.bool_)
     repeats[np.unique(hashes, return_index=True)[1]] = False
-    repeats[hashes == _UNREADABLE] = False
     ends = np.cumsum([len(hashes) for _, hashes in in_order])
     jobs = [
         replace(job, repeats=frozenset(np.flatnonzero(own).tolist()))

@@ -1,7 +1,7 @@
 """The plan of a tokenized set: the settings and files its bytes depend on, frozen before the first part is made."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from draftmill.contracts.errors import InputError
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.models import locate
 from draftmill.storage.sets import missing_parts
-from draftmill.tokenize.source import Piece, Source, cut_parts, open_source
+from draftmill.tokenize.part import Craft, PartJob
+from draftmill.tokenize.source import Source, cut_parts, open_source
 
 # Part of the plan: raised when the same rows and settings come to give other samples.
 FORMAT = 1
@@ -24,13 +25,35 @@ FORMAT = 1
 class Blueprint:
     """All that is known before the first row is read."""
 
-    source: Source
-    pieces: dict[str, tuple[Piece, ...]]
-    """What each part, by name, is made of."""
+    settings: TokenizeSettings
     tokenizer: Path
     chat: Chat
     borders: Borders
+    source: Source
     plan: Plan
+    jobs: tuple[PartJob, ...]
+    """What each part is made of, in the plan's order."""
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What the card tells of where the samples come from."""
+        return {
+            "tokenizer_hash": self.chat.tokenizer_hash,
+            "template_hash": self.chat.template_hash,
+            "borders": asdict(self.borders),
+            "input_plan": self.source.card.get("plan"),
+        }
+
+    def craft(self, spool: Path) -> Craft:
+        """What makes the parts, their shards to be left in `spool`."""
+        return Craft(
+            url=self.source.store.url,
+            tokenizer=self.tokenizer,
+            turns=self.settings.turns,
+            max_tokens=self.settings.max_tokens,
+            plan=self.plan.hash,
+            spool=spool,
+        )
 
 
 def draw_up(settings: TokenizeSettings) -> Blueprint:
@@ -45,17 +68,16 @@ def draw_up(settings: TokenizeSettings) -> Blueprint:
             f"{settings.input} was generated with another tokenizer ({made_with[:12]}…) than {settings.tokenizer} "
             f"({chat.tokenizer_hash[:12]}…): name the target that made it"
         )
-    parts = cut_parts(source.files, settings.part_bytes)
-    if not parts:
+    jobs = tuple(PartJob(part_name(i), part) for i, part in enumerate(cut_parts(source.files, settings.part_bytes)))
+    if not jobs:
         raise InputError(f"{settings.input}: all {len(source.files)} files are empty")
-    pieces = {part_name(i): part for i, part in enumerate(parts)}
     plan = Plan(
         room="tokenize",
         recipe=_recipe(settings, chat, source),
         inputs=source.files,
-        parts=tuple(PlannedPart(name=name, inputs=tuple(p.name for p in part)) for name, part in pieces.items()),
+        parts=tuple(PlannedPart(name=job.name, inputs=tuple(p.name for p in job.pieces)) for job in jobs),
     )
-    return Blueprint(source, pieces, folder, chat, borders, plan)
+    return Blueprint(settings, folder, chat, borders, source, plan, jobs)
 
 
 def _recipe(settings: TokenizeSettings, chat: Chat, source: Source) -> dict[str, Any]:
@@ -71,8 +93,9 @@ def _recipe(settings: TokenizeSettings, chat: Chat, source: Source) -> dict[str,
     }
 
 
-def describe(blueprint: Blueprint, settings: TokenizeSettings) -> dict[str, Any]:
+def describe(blueprint: Blueprint) -> dict[str, Any]:
     """What a dry run tells, on stderr for people and as the return value for machines; nothing is written."""
+    settings = blueprint.settings
     left = [part.name for part in missing_parts(settings.output, blueprint.plan)]
     files = blueprint.source.files
     sys.stderr.write(

@@ -9,10 +9,12 @@ import multiprocessing.connection
 import multiprocessing.process
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Literal
+from contextlib import contextmanager
+from multiprocessing.sharedctypes import Synchronized
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,95 +23,125 @@ from draftmill.contracts.cards import PartRecord
 from draftmill.contracts.errors import StorageError
 from draftmill.tokenize.part import Craft, PartJob, PartMaker
 
-Step = Literal["scan", "make"]
+Scans = Iterable[tuple[PartJob, NDArray[np.uint64]]]
+Records = Iterable[tuple[PartJob, PartRecord]]
+OnRows = Callable[[int], None]
+"""Called with the number of rows done since its last call."""
+
+_POLL_S = 1.0
 
 
-class Pool:
-    """`workers` part makers. Use as a context manager: leaving it ends the workers, at once where something failed."""
+@contextmanager
+def open_pool(craft: Craft, workers: int) -> Iterator["Here | Workers"]:
+    """A pool of `workers`; leaving it ends them, at once where something failed."""
+    if workers == 1:
+        yield Here(craft)
+        return
+    pool = Workers(craft, workers)
+    try:
+        yield pool
+    except BaseException:
+        pool.terminate()
+        raise
+    finally:
+        pool.close()
+
+
+class Here:
+    """This process, one part after the other."""
+
+    def __init__(self, craft: Craft) -> None:
+        self._maker = PartMaker(craft)
+
+    def scan(self, jobs: Sequence[PartJob]) -> Scans:
+        """The id hashes of each job's rows."""
+        return ((job, self._maker.scan(job)) for job in jobs)
+
+    def make(self, jobs: Sequence[PartJob], on_rows: OnRows) -> Records:
+        """The record of each part as it is finished; its shard lies in the spool."""
+        return ((job, self._maker.make(job, on_rows)) for job in jobs)
+
+
+class Workers:
+    """Several processes; parts are finished in any order."""
 
     def __init__(self, craft: Craft, workers: int) -> None:
         self._size = workers
         self._others = set(multiprocessing.active_children())
-        self._maker = PartMaker(craft) if workers == 1 else None
-        self._executor = None if workers == 1 else _executor(craft, workers)
-
-    def __enter__(self) -> "Pool":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._executor is None:
-            return
-        if kind is not None:
-            for child in self.processes():
-                child.terminate()
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        context = multiprocessing.get_context("spawn")
+        self._rows_done = context.Value("q", 0)
+        self._executor = ProcessPoolExecutor(
+            workers, context, initializer=_start_worker, initargs=(craft, self._rows_done)
+        )
 
     def processes(self) -> list[multiprocessing.process.BaseProcess]:
-        """The workers that are alive; none where the work is done in this process."""
+        """The workers that are alive."""
         return [child for child in multiprocessing.active_children() if child not in self._others]
 
-    def scan(self, jobs: Sequence[PartJob]) -> Iterator[tuple[PartJob, NDArray[np.uint64]]]:
-        """The id hashes of each job's rows, in any order."""
-        return self._each("scan", jobs)
+    def terminate(self) -> None:
+        """Ends the workers at once; what they were making is lost."""
+        for child in self.processes():
+            child.terminate()
 
-    def make(self, jobs: Sequence[PartJob]) -> Iterator[tuple[PartJob, PartRecord]]:
-        """The record of each part as it is finished, in any order; its shard lies in the spool."""
-        return self._each("make", jobs)
+    def close(self) -> None:
+        """Waits for the workers to end."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _each(self, step: Step, jobs: Sequence[PartJob]) -> Iterator[tuple[PartJob, Any]]:
-        if self._executor is None:
-            for job in jobs:
-                yield job, _work(self._maker, step, job)
-            return
+    def scan(self, jobs: Sequence[PartJob]) -> Scans:
+        """The id hashes of each job's rows."""
+        return self._each(_scan_in_worker, jobs, on_rows=lambda rows: None)
+
+    def make(self, jobs: Sequence[PartJob], on_rows: OnRows) -> Records:
+        """The record of each part as it is finished; its shard lies in the spool."""
+        return self._each(_make_in_worker, jobs, on_rows)
+
+    def _each(self, work: Callable[[PartJob], Any], jobs: Sequence[PartJob], on_rows: OnRows) -> Iterator[Any]:
         waiting = list(reversed(jobs))
         running: dict[Future[Any], PartJob] = {}
+        told = self._rows_done.value
         while waiting or running:
             while waiting and len(running) < self._size:
                 job = waiting.pop()
-                running[_submit(self._executor, step, job, running)] = job
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running[future], _result(future, running)
+                with _naming([*running.values(), job]):
+                    running[self._executor.submit(work, job)] = job
+            finished = wait(running, timeout=_POLL_S, return_when=FIRST_COMPLETED).done
+            rows_done = self._rows_done.value
+            on_rows(rows_done - told)
+            told = rows_done
+            for future in finished:
+                with _naming(list(running.values())):
+                    yield running[future], future.result()
                 del running[future]
 
 
-def _submit(
-    executor: ProcessPoolExecutor, step: Step, job: PartJob, running: dict[Future[Any], PartJob]
-) -> Future[Any]:
+@contextmanager
+def _naming(jobs: Sequence[PartJob]) -> Iterator[None]:
+    """Turns the death of a worker into an error that names the parts under way."""
     try:
-        return executor.submit(_work_in_worker, step, job)
+        yield
     except BrokenProcessPool as error:
-        raise _worker_died([*running.values(), job]) from error
+        names = " or ".join(f"{job.name} ({', '.join(piece.name for piece in job.pieces)})" for job in jobs)
+        raise StorageError(
+            f"a worker process died (killed, or out of memory) while it made {names}. What is published stays: "
+            "run the same command again to go on; fewer --workers or a smaller --part-bytes take less memory"
+        ) from error
 
 
-def _result(future: Future[Any], running: dict[Future[Any], PartJob]) -> Any:
-    try:
-        return future.result()
-    except BrokenProcessPool as error:
-        raise _worker_died(list(running.values())) from error
+_worker_maker: PartMaker
+_count_rows: OnRows
 
 
-def _worker_died(jobs: Sequence[PartJob]) -> StorageError:
-    names = " or ".join(f"{job.name} ({', '.join(p.name for p in job.pieces)})" for job in jobs)
-    return StorageError(
-        f"a worker process died (killed, or out of memory) while it made {names}. What is published stays: "
-        "run the same command again to go on; fewer --workers or a smaller --part-bytes take less memory"
-    )
-
-
-def _executor(craft: Craft, workers: int) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(craft,))
-
-
-_worker_maker: PartMaker | None = None
-
-
-def _start_worker(craft: Craft) -> None:
-    global _worker_maker
+def _start_worker(craft: Craft, rows_done: "Synchronized[int]") -> None:
+    global _worker_maker, _count_rows
     # The processes are the parallelism; the tokenizer's own threads would only compete with them.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker_maker = PartMaker(craft)
+
+    def count_rows(rows: int) -> None:
+        with rows_done.get_lock():
+            rows_done.value += rows
+
+    _worker_maker, _count_rows = PartMaker(craft), count_rows
 
 
 def _end_with_parent() -> None:
@@ -120,10 +152,9 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _work_in_worker(step: Step, job: PartJob) -> Any:
-    return _work(_worker_maker, step, job)
+def _scan_in_worker(job: PartJob) -> NDArray[np.uint64]:
+    return _worker_maker.scan(job)
 
 
-def _work(maker: PartMaker | None, step: Step, job: PartJob) -> Any:
-    assert maker is not None
-    return maker.scan(job) if step == "scan" else maker.make(job)
+def _make_in_worker(job: PartJob) -> PartRecord:
+    return _worker_maker.make(job, _count_rows)

@@ -2,8 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,9 +16,9 @@ from draftmill.storage.sets import SetWriter, open_set_writer
 from draftmill.tokenize.figures import as_content, figures_of, total
 from draftmill.tokenize.gate import judge
 from draftmill.tokenize.histogram import show
-from draftmill.tokenize.part import Craft, PartJob, find_repeats
+from draftmill.tokenize.part import find_repeats
 from draftmill.tokenize.plan import Blueprint, describe, draw_up
-from draftmill.tokenize.pool import Pool
+from draftmill.tokenize.pool import open_pool
 from draftmill.tokenize.shards import datasets_files
 
 
@@ -29,7 +27,7 @@ def run(settings: TokenizeSettings) -> dict[str, Any]:
     watch = Stopwatch()
     blueprint = draw_up(settings)
     if settings.dry_run:
-        return describe(blueprint, settings)
+        return describe(blueprint)
     writer = open_set_writer(settings.output, blueprint.plan)
     card = writer.card()
     if card is None:
@@ -39,30 +37,18 @@ def run(settings: TokenizeSettings) -> dict[str, Any]:
 
 
 def _make_missing(writer: SetWriter, blueprint: Blueprint, settings: TokenizeSettings) -> None:
-    """Makes, judges and publishes every part that some output lacks; judged again, published parts stay."""
+    """Makes, judges and publishes every part that some output lacks."""
     missing = {part.name for part in writer.missing()}
     if not missing:
         return
-    workers = min(settings.workers, len(blueprint.pieces))
-    with spool_folder(writer.plan.hash) as spool, Pool(_craft(blueprint, settings, spool), workers) as pool:
-        jobs, rows = find_repeats(pool.scan([PartJob(name, pieces) for name, pieces in blueprint.pieces.items()]))
+    workers = min(settings.workers, len(blueprint.jobs))
+    with spool_folder(writer.plan.hash) as spool, open_pool(blueprint.craft(spool), workers) as pool:
+        jobs, rows = find_repeats(pool.scan(blueprint.jobs))
         progress = Progress("tokenize", total=sum(rows[name] for name in missing), unit="rows")
-        for job, record in pool.make([job for job in jobs if job.name in missing]):
+        for job, record in pool.make([job for job in jobs if job.name in missing], progress.advance):
             judge(figures_of(record), settings, job.name)
             writer.publish(record, spool / record.file)
             (spool / record.file).unlink()
-            progress.advance(record.rows_in, note=f"{job.name}: {record.tokens:,} tokens")
-
-
-def _craft(blueprint: Blueprint, settings: TokenizeSettings, spool: Path) -> Craft:
-    return Craft(
-        url=blueprint.source.store.url,
-        tokenizer=blueprint.tokenizer,
-        turns=settings.turns,
-        max_tokens=settings.max_tokens,
-        plan=blueprint.plan.hash,
-        spool=spool,
-    )
 
 
 def _finish(writer: SetWriter, blueprint: Blueprint, settings: TokenizeSettings, watch: Stopwatch) -> Card:
@@ -76,13 +62,7 @@ def _finish(writer: SetWriter, blueprint: Blueprint, settings: TokenizeSettings,
     judge(figures, settings, "the set")
     for name, data in datasets_files(records, writer.plan.hash).items():
         writer.publish_file(name, data)
-    content = {
-        **as_content(figures),
-        "tokenizer_hash": blueprint.chat.tokenizer_hash,
-        "template_hash": blueprint.chat.template_hash,
-        "borders": asdict(blueprint.borders),
-        "input_plan": blueprint.source.card.get("plan"),
-    }
+    content = {**as_content(figures), **blueprint.origin}
     made_by = {**provenance(watch), "workers": settings.workers}
     return writer.finish(make_card("tokenize", writer.plan, records, content, made_by))
 

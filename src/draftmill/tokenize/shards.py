@@ -50,9 +50,9 @@ def _record_batch(samples: list[Sample]) -> pa.RecordBatch:
 
 
 def datasets_files(records: Iterable[PartRecord], fingerprint: str) -> dict[str, bytes]:
-    """`state.json` and `dataset_info.json` of a set; a shard without samples is not named (datasets cannot read it)."""
+    """`state.json` and `dataset_info.json` of a set."""
     state = {
-        "_data_files": [{"filename": record.file} for record in records if record.rows],
+        "_data_files": [{"filename": record.file} for record in records],
         "_fingerprint": fingerprint,
         "_format_columns": None,
         "_format_kwargs": {},

@@ -1,0 +1,101 @@
+"""The gate refuses what would teach nothing, naming figure, threshold and flag; it lets good sets pass."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftmill.contracts.errors import DataGateError
+from draftmill.settings.tokenize import GateSettings
+from draftmill.tokenize.figures import Figures, Tally, bins, percentiles, total
+from draftmill.tokenize.gate import judge
+from draftmill.tokenize.histogram import histogram
+
+
+def _figures(supervised: list[int], prompt: int = 20, **rows: int) -> Figures:
+    tally = Tally()
+    for number, count in enumerate(supervised):
+        ids = np.arange(number, number + prompt + count, dtype=np.int32)
+        tally.add(ids, np.arange(prompt + count) >= prompt, truncated=False)
+    return tally.figures(**{"rows": len(supervised), **rows})
+
+
+VARIED = list(range(17, 97))
+
+
+def test_the_set_with_six_supervised_tokens_in_87_of_100_samples_is_refused():
+    with pytest.raises(DataGateError, match=r"87\.0% of 100 samples have exactly 6 .*at most 20\.0%.*--max-spike-frac"):
+        judge(_figures([6] * 87 + VARIED[:13]), GateSettings(), "the set")
+
+
+def test_a_spike_at_the_generation_s_cap_is_no_fault():
+    judge(_figures([80] * 90 + VARIED[:10]), GateSettings(), "the set")
+    with pytest.raises(DataGateError, match="exactly 80"):
+        judge(_figures([80] * 90 + VARIED[:10]), GateSettings(spike_tokens=80), "the set")
+
+
+@pytest.mark.parametrize(
+    ("figures", "words", "cure"),
+    [
+        (
+            _figures(VARIED, prompt=2000),
+            r"[23]\.\d% of \d+,\d+ tokens are supervised.*5\.0%: --min",
+            "min_supervised_frac",
+        ),
+        (_figures(VARIED, rows=100, dropped=20), r"20\.0% of 100 rows were dropped.*10\.0%: --max", "max_dropped_frac"),
+        (_figures(VARIED, rows=90, duplicate_rows=10), r"11\.1% of 90 rows repeat the id.*--max", "max_duplicate_frac"),
+    ],
+)
+def test_each_fault_is_named_with_its_flag_and_the_flag_overrides_it(figures: Figures, words: str, cure: str):
+    with pytest.raises(DataGateError, match=words) as refusal:
+        judge(figures, GateSettings(), "the set")
+    assert f"--{cure.replace('_', '-')}" in str(refusal.value)
+    allowed: dict[str, Any] = {cure: 0 if cure.startswith("min") else 1}
+    judge(figures, GateSettings(**allowed), "the set")
+
+
+def test_repeated_tokens_are_duplicates():
+    tally = Tally()
+    for number in range(40):
+        tally.add(np.arange(number // 2, 60, dtype=np.int32), np.ones(60 - number // 2, np.bool_), truncated=False)
+    with pytest.raises(DataGateError, match=r"50\.0% of 40 samples repeat the tokens"):
+        judge(tally.figures(rows=40), GateSettings(), "the set")
+
+
+def test_a_handful_of_rows_is_shown_but_not_judged():
+    judge(_figures([6] * 19), GateSettings(), "the set")
+    with pytest.raises(DataGateError):
+        judge(_figures([6] * 20), GateSettings(), "the set")
+
+
+def test_figures_of_parts_add_up():
+    parts = [_figures([6, 6, 30], dropped=1, rows=4), _figures([6, 40], duplicate_rows=2, rows=4)]
+    whole = total(parts)
+    assert (whole.rows, whole.dropped, whole.duplicate_rows, whole.samples) == (8, 1, 2, 5)
+    assert whole.supervised_counts == {6: 3, 30: 1, 40: 1}
+    assert whole.tokens == sum(n * count for n, count in whole.length_counts.items()) == 5 * 20 + 88
+    assert whole.spike(16) == (6, 0.6)
+
+
+def test_bins_double_and_percentiles_are_values_that_occur():
+    counts = {0: 1, 1: 2, 6: 87, 80: 10}
+    assert bins(counts) == [
+        (0, 0, 1),
+        (1, 1, 2),
+        (2, 3, 0),
+        (4, 7, 87),
+        (8, 15, 0),
+        (16, 31, 0),
+        (32, 63, 0),
+        (64, 127, 10),
+    ]
+    assert percentiles(counts) == {"min": 0, "p5": 6, "p50": 6, "p95": 80, "max": 80}
+    assert bins({}) == [] and percentiles({}) == {}
+
+
+def test_the_histogram_shows_the_spike():
+    text = histogram(_figures([6] * 87 + VARIED[:13]), "the set")
+    assert "100 samples" in text.splitlines()[0]
+    (spike,) = [line for line in text.splitlines() if "4-7" in line]
+    assert "█" * 40 in spike and spike.endswith("87.0%  87.0% at exactly 6")
+    assert len(text.splitlines()) == 1 + len(bins(_figures([6, *VARIED[:13]]).supervised_counts))
