@@ -1,0 +1,72 @@
+"""`draftmill export`: a checkpoint becomes a folder that vLLM, SGLang and PyPI dflash load.
+
+In: a run, a checkpoint or an exported folder. Out: config.json, model.safetensors, README.md and draftmill.json (the
+card), made under another name and renamed whole. Torch is imported late: a finished export is shown without it.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from draftmill.contracts.cards import Card, canonical_json
+from draftmill.export.card import CARD_FILE, card_of, find_finished, readable, readme, recipe_of, step_of
+from draftmill.settings.export import ExportSettings
+from draftmill.storage.cache import write_atomically
+from draftmill.storage.checkpoints import find_checkpoint
+from draftmill.storage.provenance import Stopwatch
+
+README_FILE = "README.md"
+
+
+def run(settings: ExportSettings) -> dict[str, Any]:
+    """Makes the folder unless it is there already; returns its card."""
+    watch = Stopwatch()
+    checkpoint = find_checkpoint(settings.checkpoint)
+    output = Path(settings.output).expanduser().absolute()
+    recipe = recipe_of(settings, checkpoint)
+    card = find_finished(output, recipe)
+    if settings.dry_run:
+        return _preview(settings, checkpoint, card)
+    if card is None:
+        # A folder of an earlier, killed export is made again; only whole folders get the output's name.
+        partial = output.with_name(f"{output.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        card = _make(partial, checkpoint, recipe, watch)
+        partial.rename(output)
+    sys.stderr.write(readable(output, card))
+    return msgspec.to_builtins(card)
+
+
+def _make(folder: Path, checkpoint: Path, recipe: dict[str, Any], watch: Stopwatch) -> Card:
+    """Writes the files, checks them, and writes the card last."""
+    import torch
+
+    from draftmill.export.layout import write_layout
+    from draftmill.model.checkpoint import load_drafter
+
+    drafter = load_drafter(checkpoint)
+    step = step_of(checkpoint)
+    write_layout(folder, drafter, {"bfloat16": torch.bfloat16, "float32": torch.float32}[recipe["dtype"]])
+    write_atomically(folder / README_FILE, readme(drafter.shape, step).encode())
+    card = card_of(folder, recipe, step, drafter.shape, watch)
+    write_atomically(folder / CARD_FILE, canonical_json(card))
+    return card
+
+
+def _preview(settings: ExportSettings, checkpoint: Path, card: Card | None) -> dict[str, Any]:
+    files = sorted(path for path in checkpoint.iterdir() if path.is_file())
+    left = [] if card else [settings.output]
+    sys.stderr.write(
+        f"export reads {checkpoint}; {'nothing is left to make' if card else f'makes {settings.output}'}\n"
+    )
+    return {
+        "room": "export",
+        "dry_run": True,
+        "recipe": settings.model_dump(mode="json"),
+        "inputs": [{"file": path.name, "bytes": path.stat().st_size} for path in files],
+        "outputs": [settings.output],
+        "left": left,
+    }
