@@ -16,8 +16,7 @@ class GateSettings(RoomSettings):
     max_spike_frac: float = Field(0.2, ge=0, le=1)
     """Largest share of samples that may have exactly one and the same small number of supervised tokens."""
     spike_tokens: int = Field(16, ge=1)
-    """How small that number is: up to this many tokens. An empty answer printed by a template has 1 to about 10, and
-    fewer tokens than one block teach little; a spike at a large number, such as the generation's cap, is no fault."""
+    """What counts as small: up to one block. An empty answer has 1 to 10 tokens; a spike at a cap is no fault."""
     min_supervised_frac: float = Field(0.05, ge=0, le=1)
     """Smallest share of all tokens that must be supervised."""
     max_dropped_frac: float = Field(0.1, ge=0, le=1)
