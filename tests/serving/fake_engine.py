@@ -1,6 +1,6 @@
 """A hand-made engine over real HTTP: answers as the test says, and keeps what it was asked. No torch.
 
-Run as a program it is an engine process: it says it is ready, and answers every prompt with its last id, then 258.
+Run as a program it is an engine process: it says it is ready, and answers every prompt with a letter, then 258.
 """
 
 import asyncio
@@ -18,10 +18,15 @@ STOP_ID = 258
 Reply = Callable[[dict[str, Any]], web.StreamResponse]
 
 
+def letter(prompt: list[int]) -> int:
+    """The byte of a small letter."""
+    return ord("a") + sum(prompt) % 26
+
+
 def echo(asked: dict[str, Any]) -> web.StreamResponse:
-    """Answers each prompt with its last token and the stop token."""
+    """Answers each prompt with one letter that depends on it, and the stop token."""
     choices = [
-        {"index": i, "text": "x", "finish_reason": "stop", "token_ids": [prompt[-1], STOP_ID]}
+        {"index": i, "text": "x", "finish_reason": "stop", "token_ids": [letter(prompt), STOP_ID]}
         for i, prompt in enumerate(asked["prompt"])
     ]
     return web.json_response(

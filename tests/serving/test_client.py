@@ -10,7 +10,7 @@ from aiohttp import web
 from draftmill.contracts.errors import ServingError
 from draftmill.serving.client import CompletionClient
 from draftmill.serving.protocol import GREEDY, Choice
-from serving.fake_engine import STOP_ID, FakeEngine, echo
+from serving.fake_engine import STOP_ID, FakeEngine, echo, letter
 
 
 def ask(engine: FakeEngine, prompts: list[list[int]], timeout_s: float = 20.0) -> list[Choice]:
@@ -36,7 +36,7 @@ def test_answers_come_in_the_order_of_the_prompts() -> None:
 
 def test_every_sampling_value_is_sent() -> None:
     engine = FakeEngine()
-    assert ask(engine, [[4, 9]])[0].token_ids == [9, STOP_ID]
+    assert ask(engine, [[4, 9]])[0].token_ids == [letter([4, 9]), STOP_ID]
     assert engine.asked == [
         {
             "model": "tiny",

@@ -13,6 +13,7 @@ from draftmill.contracts.errors import ServingError
 from draftmill.serving.client import CompletionClient
 from draftmill.serving.process import running
 from draftmill.serving.protocol import GREEDY
+from serving.fake_engine import STOP_ID, letter
 
 FAKE = [sys.executable, str(Path(__file__).with_name("fake_engine.py"))]
 
@@ -31,7 +32,7 @@ def test_engines_answer_and_end_with_the_block() -> None:
             assert [engine.name for engine in pair] == ["engine 1 of 2", "engine 2 of 2"]
             for engine in pair:
                 (answer,) = await CompletionClient(session, engine.url, "", 20.0).complete([[8]], GREEDY, 2)
-                assert answer.token_ids[0] == 8
+                assert answer.token_ids == [letter([8]), STOP_ID]
                 assert engine.obituary() is None
             return [engine.process.pid for engine in pair]
 

@@ -1,9 +1,11 @@
-"""How many processes this host lets us use: affinity and cgroup limits, never a guess."""
+"""How many processes this host lets us use: affinity, memory and cgroup limits, never a guess."""
 
 import os
 from pathlib import Path
 
 _CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
+_CGROUP_MEMORY_NOW = Path("/sys/fs/cgroup/memory.current")
 
 
 def usable_cores() -> int:
@@ -14,3 +16,12 @@ def usable_cores() -> int:
         if quota != "max":
             cores = min(cores, int(quota) // int(period))
     return max(1, cores)
+
+
+def usable_memory_bytes() -> int:
+    """Bytes of memory this process and its children may still take: what the host has free, lowered by a cgroup."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    if _CGROUP_MEMORY_MAX.is_file() and (limit := _CGROUP_MEMORY_MAX.read_text().strip()) != "max":
+        free = min(free, int(limit) - int(_CGROUP_MEMORY_NOW.read_text()))
+    return max(0, free)
