@@ -45,6 +45,7 @@ def card_of(folder: Path, recipe: dict[str, Any], step: int | None, shape: Draft
         "tap_ids": list(shape.tap_ids),
         "mask_id": shape.mask_id,
         "sample_from_anchor": False,
+        "serving": serving_commands("FOLDER", shape.block_size),
     }
     return Card(room="export", content=content, content_hash=content_hash(content), run=provenance(watch))
 

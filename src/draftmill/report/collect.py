@@ -1,0 +1,67 @@
+"""What a run left behind: the card of every room found below its folder, and the training metrics."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from draftmill.contracts.cards import CARD_FILE, Card
+from draftmill.contracts.errors import InputError
+from draftmill.storage.store import Store
+
+# In the order of the line.
+ROOMS = ("generate", "tokenize", "train", "evaluate", "export")
+EXPORT_CARD_FILE = "draftmill.json"
+METRICS_FILE = "metrics.jsonl"
+
+Metric = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One card and the folder it lies in, relative to the run."""
+
+    folder: str
+    card: Card
+
+
+@dataclass(frozen=True)
+class RunStory:
+    """All that a run left; rooms that left nothing are in `missing`."""
+
+    url: str
+    found: tuple[Found, ...]
+    metrics: tuple[Metric, ...]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Rooms without a card below the run."""
+        return tuple(room for room in ROOMS if not self.of(room))
+
+    def of(self, room: str) -> list[Found]:
+        """The cards of one room, by folder."""
+        return [found for found in self.found if found.card.room == room]
+
+
+def collect(store: Store) -> RunStory:
+    """Reads every card below the store's folder; InputError where there is none."""
+    keys = [file.key for file in store.files()]
+    cards = [key for key in keys if key.rsplit("/", 1)[-1] in (CARD_FILE, EXPORT_CARD_FILE)]
+    found = [Found(key.rpartition("/")[0], _card(store, key)) for key in cards]
+    found.sort(key=lambda f: (ROOMS.index(f.card.room) if f.card.room in ROOMS else len(ROOMS), f.folder))
+    metrics = [key for key in keys if key.rsplit("/", 1)[-1] == METRICS_FILE]
+    if not found and not metrics:
+        raise InputError(f"{store.url} holds no card of any room and no {METRICS_FILE}: name the folder of a run")
+    return RunStory(store.url, tuple(found), _metrics(store.get(metrics[0])) if metrics else ())
+
+
+def _card(store: Store, key: str) -> Card:
+    try:
+        return msgspec.json.decode(store.get(key), type=Card)
+    except msgspec.DecodeError as error:
+        raise InputError(f"{store.url}/{key} is not a card: {error}") from error
+
+
+def _metrics(data: bytes) -> tuple[Metric, ...]:
+    """The whole lines; a last one without its line end is still being written."""
+    return tuple(msgspec.json.decode(line) for line in data[: data.rfind(b"\n") + 1].split(b"\n") if line.strip())
