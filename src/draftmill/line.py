@@ -41,7 +41,7 @@ def run(settings: RunSettings) -> dict[str, Any]:
     for name, room, _ in STAGES:
         _say(f"── {name} " + "─" * (70 - len(name)))
         cards[name] = ROOMS[room].story()(planned[name])
-    lines, closing = summarize_run(cards, recipe, watch)
+    lines, closing = summarize_run(cards, {name: _first_place(s) for name, s in planned.items()}, watch)
     _say("\n".join(lines))
     return closing
 
@@ -52,6 +52,12 @@ def _room_settings(recipe: Recipe, room: str, values: dict[str, Any]) -> RoomSet
         return model.model_validate(room_values(recipe, room, model, **values))
     except ValidationError as error:
         raise RecipeError(f"recipe table [{room}]: {readable(error)}") from error
+
+
+def _first_place(settings: RoomSettings) -> str:
+    """Where the room's output lies, or the first of several places."""
+    output = settings.model_dump()["output"]
+    return output if isinstance(output, str) else output[0]
 
 
 def _say(text: str) -> None:

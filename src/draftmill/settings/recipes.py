@@ -77,6 +77,8 @@ def room_values(recipe: Recipe, room: str, model: type[BaseModel], **overrides: 
 def _places(recipe: Recipe, table: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Where each room reads and writes when one recipe drives the line."""
     first = recipe.output[0].rstrip("/")
+    # Export and report make plain files for people and engines: beside the run where it is local, else right here.
+    local = next((url.rstrip("/") for url in recipe.output if "://" not in url), ".")
 
     def below(name: str) -> tuple[str, ...]:
         return tuple(f"{url.rstrip('/')}/{name}" for url in recipe.output)
@@ -95,8 +97,8 @@ def _places(recipe: Recipe, table: dict[str, Any]) -> dict[str, dict[str, Any]]:
             "output": below("evaluation"),
             "target": recipe.target,
         },
-        "export": {"checkpoint": f"{first}/train", "output": f"{first}/export"},
-        "report": {"input": first, "output": f"{first}/report.html"},
+        "export": {"checkpoint": f"{first}/train", "output": f"{local}/export"},
+        "report": {"input": first, "output": f"{local}/report.html"},
         # An estimate is of the training that the recipe asks for.
         "estimate": {**recipe.train, "target": recipe.target},
     }
@@ -116,7 +118,7 @@ def _checked(model: type[BaseModel], key: str, value: Any, where: str) -> Any:
     field = model.model_fields[key]
     # TOML has no tuples: lists stand for them.
     try:
-        return TypeAdapter(Annotated[field.annotation, *field.metadata]).validate_python(value)  # type: ignore[valid-type]
+        return TypeAdapter(Annotated[field.annotation, field]).validate_python(value)  # type: ignore[valid-type]
     except ValidationError as error:
         raise RecipeError(f"{where}: {key} = {value!r}: {readable(error)}") from error
 

@@ -5,6 +5,7 @@ that rooms without torch can ask for it.
 """
 
 import hashlib
+import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, files, version
@@ -67,7 +68,9 @@ def _converted(package: str) -> Path:
     folder = cache_folder() / "targets" / f"{package}-{release}"
     if not (folder / "config.json").is_file():
         source = str(found[0].locate())
-        done = subprocess.run([sys.executable, "-m", "draftmill.extract.convert", source, str(folder)])
+        command = [sys.executable, "-m", "draftmill.extract.convert", source, str(folder)]
+        # stdout is the card's; the bar of transformers' converter heeds no other switch.
+        done = subprocess.run(command, stdout=sys.stderr, env={**os.environ, "TQDM_DISABLE": "1"})
         if done.returncode != 0:
             raise InputError(f"package:{package} could not be converted to {folder} (see the messages above)")
     return folder

@@ -1,0 +1,114 @@
+"""Promise: flags win over the recipe, a wrong key or flag is named with its cure, a failure ends in a JSON line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from draftmill.cli import main, parse
+from draftmill.contracts.errors import RecipeError
+from draftmill.rooms import ROOMS
+from draftmill.settings.recipes import load_recipe, room_values
+
+RECIPE = """
+target = "TARGET"
+prompts = "prompts.jsonl"
+output = ["runs/a", "s3://bucket/a"]
+
+[generate]
+max_new_tokens = 33
+held_out_frac = 0.25
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    file = tmp_path / "recipe.toml"
+    file.write_text(RECIPE)
+    return file
+
+
+def closing(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def test_a_recipe_gives_places_and_values_and_flags_win(recipe: Path) -> None:
+    settings = parse("generate", ["--recipe", str(recipe), "--split", "train"])
+    assert settings.model_dump()["output"] == ("runs/a/completions/train", "s3://bucket/a/completions/train")
+    assert settings.model_dump()["max_new_tokens"] == 33
+    flagged = parse("generate", ["--output", "elsewhere", f"--recipe={recipe}", "--max-new-tokens", "7"])
+    assert flagged.model_dump()["output"] == ("elsewhere",)
+    assert flagged.model_dump()["max_new_tokens"] == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[generate]\nmax_new_token = 3", "unknown key 'max_new_token'; did you mean 'max_new_tokens'?"),
+        ("[generates]\n", "unknown key 'generates'; did you mean 'generate'?"),
+        ("[generate]\nmax_new_tokens = 'many'", "max_new_tokens = 'many'"),
+        ("[generate]\nmax_new_tokens = 0", "greater than or equal to 1"),
+        ("[generate\n", "is not TOML"),
+    ],
+)
+def test_a_wrong_recipe_is_named_with_its_cure(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wrong.toml").write_text('target = "t"\nprompts = "p"\noutput = "o"\n' + text)
+    assert main(["generate", "--recipe", str(tmp_path / "wrong.toml")]) == 2
+    assert says in str(closing(capsys)["error"])
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["generat"], "did you mean 'generate'?"),
+        (["generate", "--recipe", "typo.toml"], "typo.toml: no such recipe file"),
+        (["generate", "--recipe"], "--recipe needs a file"),
+        (["generate"], "cannot be followed"),
+        (["generate", "--max-new-tokens", "x", "--input", "a", "--output", "b", "--target", "c"], "cannot be followed"),
+        (["run", "--recipe", "typo.toml"], "typo.toml: no such recipe file"),
+    ],
+)
+def test_a_wrong_command_ends_in_a_json_line_and_exit_2(
+    args: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(args) == 2
+    last = closing(capsys)
+    assert says in str(last["error"])
+    assert last["exit_code"] == 2
+
+
+def test_every_room_has_readable_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    page = capsys.readouterr().out
+    for name, room in ROOMS.items():
+        assert f"  {name}" in page
+        with pytest.raises(SystemExit) as stop:
+            main([name, "--help"])
+        assert stop.value.code == 0
+        text = capsys.readouterr().out
+        assert "--dry-run" in text
+        undescribed = [key for key, field in room.model().model_fields.items() if not field.description]
+        assert not undescribed, f"{name}: a field's help is the line below it; missing for {undescribed}"
+
+
+def test_a_bad_key_of_a_late_room_is_found_before_the_first_room_runs(recipe: Path) -> None:
+    recipe.write_text(RECIPE + "\n[export]\nlayot = 'zlab'\n")
+    assert main(["run", "--recipe", str(recipe)]) == 2
+
+
+def test_a_dry_run_of_the_line_shows_every_room_and_writes_nothing(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "--recipe", str(recipe), "--dry-run", "--output", str(tmp_path / "run")]) == 0
+    resolved = closing(capsys)["recipe"]
+    assert isinstance(resolved, dict)
+    assert resolved["tokenize"]["input"] == f"{tmp_path}/run/completions/train"
+    assert resolved["generate held-out"]["max_new_tokens"] == 33
+    assert not (tmp_path / "run").exists()
+
+
+def test_values_of_a_table_are_checked_one_by_one(recipe: Path) -> None:
+    with pytest.raises(RecipeError, match="held_out_frac = 7"):
+        room_values(load_recipe(recipe), "generate", ROOMS["generate"].model(), held_out_frac=7)
