@@ -113,13 +113,14 @@ def test_no_hook_stays_behind(target: Target) -> None:
     assert [len(layer._forward_hooks) for layer in target.layers] == before
 
 
-def test_layers_may_answer_with_a_tensor_or_a_tuple() -> None:
-    states = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0))
-    for output in (states, (states, None)):
+def test_layers_may_answer_with_a_tensor_or_a_tuple_and_write_over_it_later() -> None:
+    for wrap in (lambda states: states, lambda states: (states, None)):
+        states = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(0))
+        expected = states.clone()
         captured = Captured((0,))
-        captured._take(0, nn.Identity(), (), output)
-        assert torch.equal(captured.features(), states)
-        assert captured.features().data_ptr() != states.data_ptr()
+        captured._take(0, nn.Identity(), (), wrap(states))
+        states.zero_()
+        assert torch.equal(captured.features(), expected)
 
 
 def test_the_start_up_check_passes_a_target_and_refuses_what_is_none(target: Target) -> None:
