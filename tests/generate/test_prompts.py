@@ -10,6 +10,7 @@ from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.contracts.rows import RowError
 from draftmill.generate.prompts import PromptSet, cut_turns, read_prompts
 from draftmill.settings.generate import GenerateSettings
+from draftmill.storage.store import open_store
 
 
 def write(file: Path, *lines: Any) -> str:
@@ -109,3 +110,11 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         read(write(tmp_path / "bad.jsonl", "{"))
     with pytest.raises(InputError, match="none of 1 rows falls into split 'held-out'"):
         read(write(tmp_path / "one.jsonl", {"id": "1", "prompt": "x"}), split="held-out", held_out_frac=0.0)
+
+
+def test_prompts_in_an_object_store_are_read_like_local_ones(tmp_path: Path, s3_url: str) -> None:
+    local = write(tmp_path / "p.jsonl", {"id": "1", "prompt": "x"})
+    open_store(s3_url).put("p.jsonl", Path(local))
+    assert read(f"{s3_url}/p.jsonl") == read(local)
+    with pytest.raises(InputError, match=r"none\.jsonl: no such file"):
+        read(f"{s3_url}/none.jsonl")
