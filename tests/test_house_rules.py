@@ -1,7 +1,8 @@
-"""The CPU half imports in a fresh process without loading torch, transformers, an engine or a tracker."""
+"""The CPU half imports in a fresh process without torch, transformers, an engine, a tracker; README shows every file."""
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +36,12 @@ def test_the_cpu_half_loads_nothing_heavy(name: str):
     done = subprocess.run([sys.executable, "-c", PROBE, name, *HEAVY], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [], f"draftmill.{name} loads {done.stdout}"
+
+
+def test_the_tree_in_the_readme_names_every_file():
+    root = Path(__file__).parents[1]
+    tree = (root / "README.md").read_text(encoding="utf-8").partition("## The tree")[2]
+    files = [*(root / "src" / "draftmill").rglob("*.py"), *(root / "bench").glob("*.py"), *(root / "recipes").iterdir()]
+    own_settings = root / "src" / "draftmill" / "settings"
+    names = {f.name for f in files if f.parent != own_settings and not f.name.startswith("__")}
+    assert [name for name in sorted(names) if name not in tree] == []
