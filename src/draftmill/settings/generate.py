@@ -44,5 +44,6 @@ class GenerateSettings(RoomSettings):
     """Largest share of rows that may repeat another's id."""
     max_empty_frac: float = Field(0.02, ge=0, le=1)
     """Largest share of rows whose answer may be empty."""
-    min_judged: int = Field(20, ge=1)
-    """A part of fewer rows than this is not judged by shares: a share of so few says nothing."""
+    min_judged: int = Field(100, ge=1)
+    """Fewer rows than this, in a part or in the set, are not judged by shares: two empty answers in a small part are
+    chance."""
