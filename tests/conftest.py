@@ -1,9 +1,13 @@
 """Nothing heavy at import: the fast tests run without torch."""
 
+import os
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
+
+# Before torch is imported, here and in the processes tests start: two threads that spin on shared cores cost 20-fold.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

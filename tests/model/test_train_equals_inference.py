@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
+from transformers import DynamicCache  # noqa: E402
+
 from draftmill.extract.taps import TapReader  # noqa: E402
 from draftmill.extract.target import Target, load_target  # noqa: E402
 from draftmill.model.attention import Attend, DenseAttention, GroupedAttention, masked_attention  # noqa: E402
@@ -80,10 +82,10 @@ def bench(request: pytest.FixtureRequest, target: Target) -> Bench:
 def decoded(target: Target, drafter: Drafter, ids_T: torch.Tensor) -> torch.Tensor:
     """Drafts at every anchor with growing caches on both sides, as decoding and engines do."""
     reader, cache = TapReader(target, TAPS), DraftCache()
-    past, start, logits = None, 0, []
+    past, start, logits = DynamicCache(config=target.model.config), 0, []
     for anchor in ANCHORS:
         with reader.capturing() as captured:
-            past = target.model(ids_T[None, start:anchor], past_key_values=past, use_cache=True).past_key_values
+            target.model(ids_T[None, start:anchor], None, None, past, use_cache=True)
         block = torch.tensor([int(ids_T[anchor]), *[MASK_ID] * (BLOCK - 1)])
         hidden = drafter.draft(cache, captured.features()[0], start, target.embed(block))
         logits.append(target.head(hidden[1:]))

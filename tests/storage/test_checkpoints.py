@@ -1,5 +1,6 @@
 """A checkpoint is what its marker says: whole, of that step, found newest first; on local disks and object stores."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,10 @@ def test_the_newest_whole_checkpoint_is_found_and_a_foreign_folder_is_not(tmp_pa
     other = tmp_path / step_folder(400)
     other.mkdir()
     (other / MARKER_FILE).write_text('{"of": "somebody else"}')
+    shutil.copytree(tmp_path / step_folder(100), tmp_path / step_folder(500))  # says it is step 100
     assert find_checkpoint(str(tmp_path)) == tmp_path / step_folder(100)
     assert find_checkpoint(str(tmp_path), step=0) == tmp_path / step_folder(0)
-    with pytest.raises(InputError, match=r"no complete checkpoint of step 200 .*0, 100, 200, 300, 400"):
+    with pytest.raises(InputError, match=r"no complete checkpoint of step 200 .*0, 100, 200, 300, 400, 500"):
         find_checkpoint(str(tmp_path), step=200)
 
 

@@ -62,6 +62,8 @@ def test_a_block_never_goes_on_into_the_next_document() -> None:
     assert batch.labels_NJ[:, 0].tolist() == [19, 31, 36]
     assert batch.labels_NJ[1].tolist() == [31, 32, 33]
     assert batch.features_TF[:, 0].tolist() == [*range(10, 20), *range(30, 37)]
+    assert batch.layout.positions_T.tolist() == [*range(10), *range(7)]
+    assert batch.layout.documents_T.tolist() == [0] * 10 + [1] * 7
 
 
 @pytest.mark.parametrize("seed", range(20))

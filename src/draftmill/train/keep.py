@@ -35,7 +35,7 @@ class Checkpoints:
     def kept(self, step: int) -> set[int]:
         """The steps whose checkpoints stand when `step` steps are done: step 0 and the newest `keep`."""
         due = [s for s in range(0, step + 1) if self.is_due(s)]
-        return {0, *due[1:][-self.keep :]}
+        return {0, *due[-self.keep :]}
 
     def save(self, run: RunState) -> None:
         """Writes the checkpoint of where the run stands, then removes those that need not be kept."""
