@@ -1,4 +1,4 @@
-"""The CPU half imports in a fresh process without torch, transformers, an engine, a tracker; README shows every file."""
+"""The CPU half loads neither torch nor transformers, in a fresh process; README shows every file."""
 
 import subprocess
 import sys
