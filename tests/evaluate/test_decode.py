@@ -9,7 +9,7 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwe
 from draftmill.contracts.acceptance import num_accepted, summarize
 from draftmill.contracts.errors import InputError
 from draftmill.evaluate.decode import Limits, Pair, decode_plainly, decode_speculatively, refuse_recurrent
-from draftmill.evaluate.walk import walk_answer
+from draftmill.evaluate.walk import ANCHORS_PER_PASS, walk_answer
 from draftmill.extract.target import Target, freeze, load_target
 from draftmill.model.attention import DenseAttention
 from draftmill.model.mask import one_document
@@ -154,6 +154,19 @@ def test_cycles_equal_those_of_a_loop_without_any_cache(target, window, num_step
     walked = walk_answer(pair, prompt, got.token_ids)
     assert list(walked.emitted) == emitted
     assert [d.token_ids for d in walked.drafts] == [d.token_ids for d in got.drafts]
+
+
+def test_a_long_answer_is_walked_in_several_passes_as_in_one(target):
+    pair = Pair.of(target, random_drafter(tiny_shape(target)))
+    answer = torch.randint(0, 250, (ANCHORS_PER_PASS + 60,), generator=torch.Generator().manual_seed(0)).tolist()
+    whole = walk_answer(pair, PROMPTS[0], answer)
+    assert sum(whole.emitted) == len(answer) - 1
+    # From the second pass on: the same text, its first half read as prompt.
+    cycle = next(c for c in range(len(whole.emitted)) if sum(whole.emitted[:c]) >= ANCHORS_PER_PASS - 20)
+    start = sum(whole.emitted[:cycle])
+    second = walk_answer(pair, [*PROMPTS[0], *answer[:start]], answer[start:])
+    assert second.emitted == whole.emitted[cycle:]
+    assert [d.token_ids for d in second.drafts] == [d.token_ids for d in whole.drafts[cycle:]]
 
 
 def test_a_target_with_sliding_layers_is_cropped_right():

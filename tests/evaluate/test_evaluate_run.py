@@ -17,7 +17,7 @@ from draftmill.extract.target import load_target
 from draftmill.model.checkpoint import drafter_files, save_drafter
 from draftmill.settings.evaluate import EvaluateSettings
 from draftmill.storage.checkpoints import put_checkpoint
-from draftmill.storage.sets import open_set_writer
+from draftmill.storage.sets import open_set, open_set_writer
 from draftmill.storage.store import open_store, sha256_of
 from tiny import write_tiny_target
 from tiny_drafter import overfit_drafter, random_drafter, tiny_shape
@@ -149,6 +149,17 @@ def test_a_finished_evaluation_is_shown_again_and_writes_nothing(line, finished)
     before = files_of(folder)
     assert run(settings(line, folder)) == card
     assert files_of(folder) == before
+
+
+def test_two_outputs_one_on_an_object_store_hold_the_same(line, tmp_path, s3_url, monkeypatch):
+    monkeypatch.setenv("DRAFTMILL_CACHE", str(tmp_path / "cache"))
+    here = settings(line, tmp_path / "here", decode_prompts=1)
+    card = run(here.model_copy(update={"output": (*here.output, s3_url)}))
+    there = open_set(s3_url, "evaluate")
+    assert there.card.content_hash == card["content_hash"]
+    for file in there.inputs:
+        assert there.local(file).read_bytes() == (tmp_path / "here" / file.key).read_bytes()
+    assert run(here.model_copy(update={"output": (s3_url,)}))["content_hash"] == card["content_hash"]
 
 
 def test_a_dry_run_tells_what_is_left_and_writes_nothing(line, finished, tmp_path):

@@ -84,6 +84,11 @@ def test_another_export_into_the_same_folder_is_refused_with_the_cure(checkpoint
         export(checkpoint, tmp_path / "mine")
 
 
+def test_an_object_store_is_no_place_that_engines_load_from(checkpoint):
+    with pytest.raises(RecipeError, match="local folder"):
+        run(ExportSettings(checkpoint=checkpoint, output="s3://bucket/export"))
+
+
 def test_an_export_that_was_changed_is_noticed(checkpoint, tmp_path):
     export(checkpoint, tmp_path / "out")
     (tmp_path / "out" / "config.json").write_text("{}")

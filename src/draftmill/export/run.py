@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from draftmill.contracts.cards import Card, canonical_json
+from draftmill.contracts.errors import RecipeError
 from draftmill.export.card import CARD_FILE, card_of, find_finished, readable, readme, recipe_of, step_of
 from draftmill.settings.export import ExportSettings
 from draftmill.storage.cache import write_atomically
@@ -24,6 +25,8 @@ README_FILE = "README.md"
 def run(settings: ExportSettings) -> dict[str, Any]:
     """Makes the folder unless it is there already; returns its card."""
     watch = Stopwatch()
+    if "://" in settings.output:
+        raise RecipeError(f"{settings.output}: engines load a drafter from a local folder; name one as --output")
     checkpoint = find_checkpoint(settings.checkpoint)
     output = Path(settings.output).expanduser().absolute()
     recipe = recipe_of(settings, checkpoint)
