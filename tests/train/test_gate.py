@@ -28,6 +28,7 @@ def test_kept_samples_know_their_length_and_their_anchor_positions(tmp_path: Pat
     found = gated(tmp_path, [GOOD, two])
     assert [(s.index, s.length, s.num_eligible) for s in found.kept] == [(0, 4, 2), (1, 6, 1)]
     assert found.num_tokens == 10
+    assert found.seen_ids == (2, 3, 4, 5)
 
 
 def test_supervision_never_runs_on_into_the_next_sample(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from torch.nn import functional as F  # noqa: E402
 from transformers import DynamicCache  # noqa: E402
 
 from draftmill.contracts.acceptance import num_accepted  # noqa: E402
 from draftmill.extract.taps import TapReader  # noqa: E402
 from draftmill.extract.target import Target, load_target  # noqa: E402
+from draftmill.model.attention import DenseAttention  # noqa: E402
 from draftmill.model.cache import DraftCache  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.train.anchors import draw_anchors  # noqa: E402
@@ -61,7 +63,9 @@ def run_steps(run: RunState, chosen: TrainSettings, micros: list[list[Batch]], t
     flat = [batch for step in micros for batch in step]
     numbered = [[PlannedRow(0, (i,), (1,)) for i, b in enumerate(flat) if any(b is m for m in step)] for step in micros]
     seen: list[StepSums] = []
-    schedule = Schedule(len(micros), lambda s: numbered[s], lambda row: flat[row.samples[0]], LossOf(target, chosen))
+    schedule = Schedule(
+        len(micros), lambda s: numbered[s], lambda row: flat[row.samples[0]], LossOf(target, chosen, range(256))
+    )
     train(run, schedule, chosen, lambda sums, epoch, lr, norm: seen.append(sums))
     return seen
 
@@ -71,7 +75,7 @@ def test_one_big_batch_equals_unequal_micro_batches(target: Target, loss: str) -
     chosen, docs = settings(loss=loss, clip_norm=1e9), documents(5, 40)
     whole, cut = start(target, chosen), start(target, chosen)
     batch = batch_of(target, whole, docs, 6)
-    plain = LossOf(target, chosen)(whole.drafter, batch)
+    plain = LossOf(target, chosen, range(256))(whole.drafter, batch)
     means = torch.autograd.grad(plain.nats / plain.weight, list(whole.drafter.parameters()))
     sums = run_steps(whole, chosen, [[batch]], target)
     parts = [batch_of(target, cut, docs[a:b], 6) for a, b in ((0, 1), (1, 4), (4, 5))]
@@ -82,6 +86,27 @@ def test_one_big_batch_equals_unequal_micro_batches(target: Target, loss: str) -
         for run, parameter in zip((whole, cut), both, strict=True):
             seen = run.optimizer.state[parameter]["exp_avg"] / (1 - chosen.beta1)
             torch.testing.assert_close(seen, mean, rtol=1e-5, atol=2e-6 * float(mean.abs().max()))
+
+
+def test_a_loss_among_seen_tokens_leaves_the_rest_of_the_vocabulary_out(target: Target) -> None:
+    narrow, doc = settings(loss_vocab="seen"), documents(1, 40)[0]
+    run = start(target, narrow)
+    batch = batch_of(target, run, [doc], 6)
+    whole = LossOf(target, settings(), ())(run.drafter, batch)
+    everything = LossOf(target, narrow, range(272))(run.drafter, batch)
+    torch.testing.assert_close(everything.nats, whole.nats, rtol=1e-6, atol=0)
+    seen = sorted(set(doc.input_ids.tolist()))
+    with torch.no_grad():
+        attend = DenseAttention(batch.layout)
+        embeds = target.embed(batch.block_ids_NB).flatten(0, 1)
+        hidden = run.drafter(embeds, run.drafter.project(batch.features_TF), batch.layout, attend)
+        logits = target.head(hidden.unflatten(0, batch.block_ids_NB.shape)[:, 1:])[batch.supervised_NJ]
+    outside = [i for i in range(272) if i not in seen]
+    logits[:, outside] = float("-inf")
+    expected = F.cross_entropy(logits, batch.labels_NJ[batch.supervised_NJ], reduction="none")
+    uniform = settings(loss_vocab="seen", loss="uniform")
+    found = LossOf(target, uniform, seen)(run.drafter, batch)
+    torch.testing.assert_close(found.nats / found.weight, expected.mean(), rtol=1e-5, atol=0)
 
 
 def test_norm_gains_move_away_from_one_in_bfloat16(tmp_path: Path) -> None:

@@ -82,6 +82,9 @@ class TrainSettings(RoomSettings):
     """Decay of the slot weights, in slots; none: 7, 5, 4 for blocks of 16, 10, 8, and any other must be set."""
     alpha: float = Field(0.5, gt=0, le=1)
     """d-pace's floor under the label probabilities."""
+    loss_vocab: Literal["all", "seen"] = "all"
+    """Tokens the loss chooses among: the target's whole vocabulary, or those that occur in the set (an easier loss, for
+    narrow text where the head dominates the cost of a step; drafting always chooses among all)."""
 
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """What target and drafter compute in; weights, moments and loss stay float32."""

@@ -28,7 +28,7 @@ MAX_LENGTH_RATIO = 1.25
 class FeatureSource(Protocol):
     """Where a document's features come from: the target, or a test."""
 
-    def features_of(self, samples: Sequence[Sample]) -> list[Float[Tensor, "T KH"]]:
+    def features_of(self, samples: Sequence[Sample]) -> list[Float[Tensor, "_ KH"]]:
         """The features of every sample, in order, a row a token."""
         ...
 
@@ -66,7 +66,7 @@ class Batches:
 
 def pack(
     documents: Sequence[Sample],
-    features: Sequence[Float[Tensor, "T KH"]],
+    features: Sequence[Float[Tensor, "_ KH"]],
     anchors: Sequence[IntArray],
     block_size: int,
     mask_id: int,
@@ -115,7 +115,7 @@ class TargetFeatures:
         self._is_caching = cache_bytes > 0
         self._cached: dict[str, Tensor] = {}
 
-    def features_of(self, samples: Sequence[Sample]) -> list[Float[Tensor, "T KH"]]:
+    def features_of(self, samples: Sequence[Sample]) -> list[Float[Tensor, "_ KH"]]:
         """The features of every sample, in order, a row a token, on the device that trains."""
         if self._is_caching:
             return [self._cached_or_read(sample) for sample in samples]

@@ -34,6 +34,8 @@ class GatedSamples:
     mask_id: int
     kept: tuple[KeptSample, ...]
     dropped: tuple[Dropped, ...]
+    seen_ids: tuple[int, ...]
+    """Every token that occurs in the set, ascending."""
 
     @property
     def num_tokens(self) -> int:
@@ -80,7 +82,7 @@ def gate(samples: SampleSet, vocabulary: Vocabulary, settings: TrainSettings) ->
     for batch in samples.batches():
         _sort_out(batch, mask_id, settings.max_tokens, kept, dropped)
     _refuse_if_poor(kept, dropped, settings)
-    return GatedSamples(mask_id, tuple(kept), tuple(dropped))
+    return GatedSamples(mask_id, tuple(kept), tuple(dropped), tuple(np.flatnonzero(used).tolist()))
 
 
 def _used_ids(samples: SampleSet, vocabulary: Vocabulary) -> BoolArray:

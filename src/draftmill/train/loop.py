@@ -1,7 +1,7 @@
 """The loop: one counter, batches a pure function of it, one mean over the whole step however it was cut."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,9 +27,14 @@ class DivergedError(DraftmillError, ArithmeticError):
 class LossOf:
     """The loss of one batch: what the target lends, how slots are weighted, what is computed in which dtype."""
 
-    def __init__(self, target: Target, settings: TrainSettings) -> None:
+    def __init__(self, target: Target, settings: TrainSettings, seen_ids: Sequence[int]) -> None:
         self._embed = target.embed
         self._head_VH = target.head.weight
+        self._row_of_V = torch.arange(target.vocab_size, device=target.device)
+        if settings.loss_vocab == "seen":
+            seen = torch.tensor(seen_ids, device=target.device)
+            self._head_VH = target.head.weight[seen]
+            self._row_of_V[seen] = torch.arange(len(seen), device=target.device)
         self._rule = LossRule(settings.loss, settings.resolved_gamma, settings.alpha)
         self._is_mixed = settings.compute_dtype != "float32"
 
@@ -40,7 +45,8 @@ class LossOf:
             context_TH = drafter.project(batch.features_TF)
             hidden_QH = drafter(self._embed(batch.block_ids_NB).flatten(0, 1), context_TH, batch.layout, attend)
         hidden_NJH = hidden_QH.unflatten(0, batch.block_ids_NB.shape)[:, 1:]
-        return block_loss(hidden_NJH, batch.labels_NJ, batch.supervised_NJ, self._head_VH, self._rule)
+        labels_NJ = self._row_of_V[batch.labels_NJ]
+        return block_loss(hidden_NJH, labels_NJ, batch.supervised_NJ, self._head_VH, self._rule)
 
 
 @dataclass(frozen=True)

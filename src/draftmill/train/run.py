@@ -74,6 +74,7 @@ def train_to_the_end(
     reader = TapReader(target, state.drafter.shape.tap_ids)
     features = TargetFeatures(reader, max_tokens=settings.max_tokens, cache_bytes=settings.feature_cache_bytes)
     batches = Batches(data.samples, features, state.drafter.shape, settings.seed)
-    schedule = Schedule(data.num_steps, data.rows.micros_of, batches.batch_at, LossOf(target, settings))
+    loss_of = LossOf(target, settings, data.gated.seen_ids)
+    schedule = Schedule(data.num_steps, data.rows.micros_of, batches.batch_at, loss_of)
     train(state, schedule, settings, after_step)
     return state, metrics
