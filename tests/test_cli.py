@@ -36,8 +36,13 @@ def test_a_recipe_gives_places_and_values_and_flags_win(recipe: Path) -> None:
     settings = parse("generate", ["--recipe", str(recipe), "--split", "train"])
     assert settings.model_dump()["output"] == ("runs/a/completions/train", "s3://bucket/a/completions/train")
     assert settings.model_dump()["max_new_tokens"] == 33
-    flagged = parse("generate", ["--output", "elsewhere", f"--recipe={recipe}", "--max-new-tokens", "7"])
+    flagged = parse(
+        "generate", ["--output", "elsewhere", f"--recipe={recipe}", "--max_new_tokens=7", "--split=held-out"]
+    )
     assert flagged.model_dump()["output"] == ("elsewhere",)
+    assert flagged.model_dump()["split"] == "held-out"
+    placed = parse("generate", [f"--recipe={recipe}", "--split=held-out"])
+    assert placed.model_dump()["output"][0] == "runs/a/completions/held-out"
     assert flagged.model_dump()["max_new_tokens"] == 7
 
 
@@ -55,7 +60,7 @@ def test_a_wrong_recipe_is_named_with_its_cure(
     text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "wrong.toml").write_text('target = "t"\nprompts = "p"\noutput = "o"\n' + text)
-    assert main(["generate", "--recipe", str(tmp_path / "wrong.toml")]) == 2
+    assert main(["generate", "--recipe", str(tmp_path / "wrong.toml"), "--split", "train"]) == 2
     assert says in str(closing(capsys)["error"])
 
 
@@ -65,6 +70,7 @@ def test_a_wrong_recipe_is_named_with_its_cure(
         (["generat"], "did you mean 'generate'?"),
         (["generate", "--recipe", "typo.toml"], "typo.toml: no such recipe file"),
         (["generate", "--recipe"], "--recipe needs a file"),
+        (["generate", "--recipe", "recipes/demo.toml"], "give --split train"),
         (["generate"], "cannot be followed"),
         (["generate", "--max-new-tokens", "x", "--input", "a", "--output", "b", "--target", "c"], "cannot be followed"),
         (["run", "--recipe", "typo.toml"], "typo.toml: no such recipe file"),
@@ -111,4 +117,4 @@ def test_a_dry_run_of_the_line_shows_every_room_and_writes_nothing(
 
 def test_values_of_a_table_are_checked_one_by_one(recipe: Path) -> None:
     with pytest.raises(RecipeError, match="held_out_frac = 7"):
-        room_values(load_recipe(recipe), "generate", ROOMS["generate"].model(), held_out_frac=7)
+        room_values(load_recipe(recipe), "generate", ROOMS["generate"].model(), split="train", held_out_frac=7)

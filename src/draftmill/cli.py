@@ -7,7 +7,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ import tyro
 from pydantic import ValidationError
 
 from draftmill import __version__
-from draftmill.contracts.errors import EXIT_INTERRUPTED, EXIT_USAGE, DraftmillError, RecipeError
+from draftmill.contracts.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, DraftmillError, RecipeError
 from draftmill.rooms import ROOMS
 from draftmill.settings.base import RoomSettings
 from draftmill.settings.recipes import load_recipe, readable, refuse_unknown, room_values
@@ -32,11 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGTERM, _interrupt)
+    sys.excepthook = _unexpected
     return _guarded(args[0], args[1:])
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A fault of ours: the traceback for people, and the JSON line that machines wait for."""
+    sys.__excepthook__(kind, error, trace)
+    print(msgspec.json.encode({"error": f"{kind.__name__}: {error}", "exit_code": EXIT_FAILED}).decode(), flush=True)
 
 
 def _guarded(name: str, args: list[str]) -> int:
@@ -66,7 +73,7 @@ def parse(name: str, args: list[str]) -> RoomSettings:
     path, rest = (None, args) if "recipe" in model.model_fields else _take_recipe(args)
     values = room_values(load_recipe(path), name, model, **_split_flag(rest, model)) if path else {}
     # A list given by flags replaces the recipe's; tyro would append to it.
-    values = {k: v for k, v in values.items() if not (isinstance(v, tuple) and _is_given(k, rest))}
+    values = {k: v for k, v in values.items() if not (isinstance(v, tuple) and _given(k, rest) is not None)}
     required = {k: tyro.MISSING for k, f in model.model_fields.items() if f.is_required()}
     default = model.model_construct(**{**required, **values})
     try:
@@ -102,14 +109,17 @@ def _take_recipe(args: list[str]) -> tuple[str | None, list[str]]:
 
 def _split_flag(args: list[str], model: type[RoomSettings]) -> dict[str, Any]:
     """`--split` as given by a flag: a recipe derives the place of the output from it."""
-    if "split" not in model.model_fields or "--split" not in args[:-1]:
-        return {}
-    return {"split": args[args.index("--split") + 1]}
+    split = _given("split", args) if "split" in model.model_fields else None
+    return {} if split is None else {"split": split}
 
 
-def _is_given(key: str, args: list[str]) -> bool:
-    flag = f"--{key.replace('_', '-')}"
-    return any(arg == flag or arg.startswith(f"{flag}=") for arg in args)
+def _given(key: str, args: list[str]) -> str | None:
+    """The value that flags give to a setting (`--key V` or `--key=V`, with - or _), None where they give none."""
+    for arg, following in zip(args, [*args, ""][1:], strict=True):
+        flag, equals, value = arg.partition("=")
+        if flag.startswith("--") and flag[2:].replace("-", "_") == key:
+            return value if equals else following
+    return None
 
 
 def overview() -> str:

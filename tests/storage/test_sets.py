@@ -102,3 +102,9 @@ def test_what_is_missing_is_told_without_writing(tmp_path: Path) -> None:
     other = Plan(room="generate", recipe={"max_new_tokens": 96}, inputs=PLAN.inputs, parts=PLAN.parts)
     with pytest.raises(RecipeError, match="max_new_tokens was 64, is 96"):
         missing_parts([url], other)
+
+
+def test_a_garbled_plan_is_no_plan_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text('{"room": 1}')
+    with pytest.raises(StorageError, match=r"plan\.json is not a plan of draftmill"):
+        open_set_writer([str(tmp_path)], PLAN)

@@ -74,7 +74,10 @@ def open_chat(folder: Path) -> Chat:
             f"{folder} has no {TOKENIZER_FILE}: save it there with transformers' "
             "AutoTokenizer.from_pretrained(…).save_pretrained(folder), or name another folder"
         )
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:
+        raise InputError(f"{file} cannot be read as a tokenizer: {error}; save it again, or fetch it again") from error
     tokenizer.no_truncation()  # a tokenizer saved after a truncating call would cut every row
     tokenizer.no_padding()
     config = _read_json(folder / CONFIG_FILE)

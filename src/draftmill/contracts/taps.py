@@ -12,7 +12,7 @@ from draftmill.contracts.errors import RecipeError
 def default_tap_ids(num_layers: int, num_taps: int) -> tuple[int, ...]:
     """Tap ids spread evenly over layers 1 .. num_layers - 3, ascending; RecipeError where they would repeat."""
     if num_taps == 1:
-        return (num_layers // 2,)
+        return check_tap_ids((num_layers // 2,), num_layers)
     ids = _spread(num_layers, num_taps)
     if len(set(ids)) < num_taps:
         largest = max((k for k in range(2, num_taps) if len(set(_spread(num_layers, k))) == k), default=1)

@@ -29,9 +29,9 @@ class Recipe(Settings):
 
     target: str
     """The model to draft for: a local folder, a Hugging Face id, or package:NAME."""
-    prompts: tuple[str, ...]
+    prompts: tuple[str, ...] = Field(min_length=1)
     """JSON-lines files of prompts."""
-    output: tuple[str, ...]
+    output: tuple[str, ...] = Field(min_length=1)
     """Folders (local or s3://) that receive the run; the first one is read back by the later rooms."""
     generate: dict[str, Any] = Field({})
     """Settings of generate."""
@@ -70,6 +70,10 @@ def room_values(recipe: Recipe, room: str, model: type[BaseModel], **overrides: 
     """What a recipe gives to one room, checked field by field: derived places, then its table, then `overrides`."""
     table = {**getattr(recipe, room), **overrides} if room in ROOM_TABLES else dict(overrides)
     refuse_unknown(table, model.model_fields, f"recipe table [{room}]")
+    if room == "generate" and "split" not in table:
+        raise RecipeError(
+            "a recipe generates twice: give --split train for what tokenize reads, then --split held-out for evaluate"
+        )
     values = {k: v for k, v in _places(recipe, table).get(room, {}).items() if k in model.model_fields} | table
     return {key: _checked(model, key, value, f"recipe table [{room}]") for key, value in values.items()}
 
@@ -86,7 +90,7 @@ def _places(recipe: Recipe, table: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {
         "generate": {
             "input": recipe.prompts,
-            "output": below(f"completions/{table.get('split', 'all')}"),
+            "output": below(f"completions/{table.get('split')}"),
             "target": recipe.target,
         },
         "tokenize": {"input": f"{first}/completions/train", "output": below("samples"), "tokenizer": recipe.target},

@@ -7,6 +7,7 @@ reads what a card names (never what a listing finds) and checks every part again
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -25,6 +26,8 @@ from draftmill.contracts.errors import RecipeError, StorageError
 from draftmill.storage.fetch import local_copy
 from draftmill.storage.store import Store, is_there, open_store
 
+T = TypeVar("T", Plan, PartRecord, Card)
+
 
 @dataclass(frozen=True)
 class SetWriter:
@@ -36,15 +39,17 @@ class SetWriter:
     def card(self) -> Card | None:
         """The card, if every store holds it already."""
         found = [store.find(CARD_FILE) for store in self.stores]
-        return msgspec.json.decode(found[0], type=Card) if found[0] is not None and None not in found else None
+        return (
+            _decoded(found[0], Card, self.stores[0], CARD_FILE) if found[0] is not None and None not in found else None
+        )
 
     def records(self) -> dict[str, PartRecord]:
         """Records of the parts that are complete in every store, by part name."""
         complete = {}
         for part in self.plan.parts:
             found = [store.find(record_file(part.name)) for store in self.stores]
-            if None not in found:
-                complete[part.name] = msgspec.json.decode(found[0] or b"", type=PartRecord)
+            if found[0] is not None and None not in found:
+                complete[part.name] = _decoded(found[0], PartRecord, self.stores[0], record_file(part.name))
         return complete
 
     def missing(self) -> list[PlannedPart]:
@@ -94,7 +99,7 @@ def missing_parts(urls: Sequence[str], plan: Plan) -> list[PlannedPart]:
 
 
 def _refuse_another(store: Store, found: bytes, plan: Plan) -> None:
-    there = msgspec.json.decode(found, type=Plan)
+    there = _decoded(found, Plan, store, PLAN_FILE)
     if there.hash != plan.hash:
         raise RecipeError(
             f"{store.url} already holds another {there.room} set: {_difference(there, plan)}. "
@@ -142,7 +147,7 @@ def open_set(url: str, room: str) -> SetReader:
     plan_data, card_data = store.find(PLAN_FILE), store.find(CARD_FILE)
     if plan_data is None:
         raise StorageError(f"{url} holds no {PLAN_FILE}: it is not the output of draftmill {room}")
-    plan = msgspec.json.decode(plan_data, type=Plan)
+    plan = _decoded(plan_data, Plan, store, PLAN_FILE)
     if plan.room != room:
         raise StorageError(
             f"{url} was made by draftmill {plan.room}, but the output of draftmill {room} is wanted here"
@@ -151,4 +156,15 @@ def open_set(url: str, room: str) -> SetReader:
         raise StorageError(
             f"{url} is unfinished: it has a plan but no {CARD_FILE}; run its draftmill {room} again to go on"
         )
-    return SetReader(store, plan, msgspec.json.decode(card_data, type=Card))
+    return SetReader(store, plan, _decoded(card_data, Card, store, CARD_FILE))
+
+
+def _decoded(data: bytes, kind: type[T], store: Store, name: str) -> T:
+    """What a plan, record or card file holds; StorageError where it is cut or somebody else's."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StorageError(
+            f"{store.url}/{name} is not a {kind.__name__.lower()} of draftmill ({error}): it was cut or changed, or is "
+            "somebody else's; name another folder, or remove this one and make the set again"
+        ) from error

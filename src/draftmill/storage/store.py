@@ -98,10 +98,8 @@ def open_store(url: str, *, create: bool = False) -> Store:
 
     With `create` a local folder that does not exist is made.
     """
-    if url.startswith("s3://"):
-        return Store(url.rstrip("/"), S3Store.from_url(url, config=_s3_options(), client_options={"allow_http": True}))
     if url.startswith(OBJECT_SCHEMES):
-        return Store(url.rstrip("/"), from_url(url))
+        return Store(url.rstrip("/"), _object_store(url))
     if "://" in url:
         raise RecipeError(f"{url}: a URL is a local path, s3://, gs:// or az://")
     folder = Path(url).expanduser().absolute()
@@ -109,7 +107,19 @@ def open_store(url: str, *, create: bool = False) -> Store:
         raise RecipeError(f"{url} is a file; a folder is wanted here")
     if not folder.exists() and not create:
         raise RecipeError(f"{url}: no such folder (looked at {folder})")
-    return Store(str(folder), LocalStore(folder, mkdir=True, automatic_cleanup=True))
+    try:
+        return Store(str(folder), LocalStore(folder, mkdir=True, automatic_cleanup=True))
+    except (BaseError, OSError) as error:
+        raise StorageError(f"{folder} cannot be made or opened: {_first_line(error)}") from error
+
+
+def _object_store(url: str) -> ObjectStore:
+    try:
+        if url.startswith("s3://"):
+            return S3Store.from_url(url, config=_s3_options(), client_options={"allow_http": True})
+        return from_url(url)
+    except (BaseError, OSError, ValueError) as error:
+        raise RecipeError(f"{url} names no bucket that can be opened: {_first_line(error)}") from error
 
 
 def is_there(url: str) -> bool:
