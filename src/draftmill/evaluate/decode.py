@@ -52,6 +52,10 @@ class Choice:
     token_ids: tuple[int, ...]
     gaps: tuple[float, ...]
 
+    def first(self, count: int) -> "Choice":
+        """The first `count` of the choices."""
+        return Choice(self.token_ids[:count], self.gaps[:count])
+
 
 @dataclass(frozen=True)
 class Speculation:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from draftmill.evaluate.decode import Limits, Pair, decode_plainly, decode_speculatively, refuse_recurrent
 from draftmill.evaluate.lossless import compare_answers, compare_walk
 from draftmill.evaluate.parts import DECODED, Measured, Spending, Spent, Tie, Work, publish
@@ -29,6 +31,7 @@ class Bench:
 
 def open_bench(sources: Sources, stop_ids: frozenset[int], settings: EvaluateSettings) -> Bench:
     """Loads target and drafters; InputError where they do not belong together."""
+    torch.set_num_threads(settings.threads)
     target = load_target(sources.target)
     refuse_recurrent(target)
     return Bench(
@@ -76,7 +79,9 @@ def decode_request(bench: Bench, request: Request, with_untrained: bool, spendin
     ]
     if request.answer_ids:
         known = limits.cut(request.answer_ids)
-        ties.append(compare_answers(request.id, "plain answer and the set's answer", plain, known))
+        # An answer that was cut when it was made says nothing about what follows.
+        comparable = plain if limits.is_complete(known) else plain.first(len(known))
+        ties.append(compare_answers(request.id, "plain answer and the set's answer", comparable, known))
     untrained = None
     if bench.untrained is not None and with_untrained:
         first = decode_speculatively(bench.untrained, prompt_ids, limits)

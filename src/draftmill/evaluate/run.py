@@ -29,6 +29,7 @@ CONTENT_SETTINGS = {
     "max_new_tokens",
     "reported_apart",
     "prefill_tokens",
+    "threads",
     "seed",
 }
 

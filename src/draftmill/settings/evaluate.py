@@ -27,6 +27,8 @@ class EvaluateSettings(RoomSettings):
     """Families reported beside the others and left out of the headline figures; may be given more than once."""
     prefill_tokens: int = Field(2048, ge=1)
     """Prompt tokens the target reads in one pass."""
+    threads: int = Field(1, ge=1)
+    """CPU threads of the decoding; figures are equal to the last bit at the same number only."""
     seed: int = 0
     """Chooses the decoded prompts."""
     min_tau: float = Field(0.0, ge=0)

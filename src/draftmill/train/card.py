@@ -21,8 +21,11 @@ from draftmill.train.metrics import MetricsLog
 from draftmill.train.state import RunState
 
 RECIPE_FILE = "recipe.json"
-# Where a run reads and writes, and on what device, does not change what it makes.
-_PLACES = {"input", "output", "target", "device", "dry_run", "feature_cache_bytes"}
+# Where a run reads and writes, its memory, and what its gate allows do not change what it makes.
+_NOT_IN_PLAN = {
+    *("input", "output", "target", "device", "dry_run", "feature_cache_bytes"),
+    *("max_dropped_frac", "max_bad_steps"),
+}
 # The card's closing figures are means over so many last steps: one step's are noise.
 LAST_STEPS = 20
 
@@ -30,7 +33,7 @@ LAST_STEPS = 20
 def plan_of(settings: TrainSettings, reader: SetReader, target: Path) -> Plan:
     """The plan: the settings that affect the outcome, the parts it reads, and the target's identity."""
     recipe = {
-        **settings.model_dump(mode="json", exclude=_PLACES),
+        **settings.model_dump(mode="json", exclude=_NOT_IN_PLAN),
         "target": fingerprint(target),
         "is_caching_features": settings.feature_cache_bytes > 0,
     }

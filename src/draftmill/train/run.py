@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from draftmill.contracts.cards import canonical_json
-from draftmill.extract.taps import TapReader
+from draftmill.extract.taps import TapReader, check_taps
 from draftmill.extract.target import Target, load_target
 from draftmill.progress import Progress
 from draftmill.settings.train import TrainSettings
@@ -72,6 +72,7 @@ def train_to_the_end(
         progress.advance(1, sums.note())
 
     reader = TapReader(target, state.drafter.shape.tap_ids)
+    check_taps(reader, torch.from_numpy(data.samples[data.gated.kept[0].index].input_ids.astype("int64"))[None])
     features = TargetFeatures(reader, max_tokens=settings.max_tokens, cache_bytes=settings.feature_cache_bytes)
     batches = Batches(data.samples, features, state.drafter.shape, settings.seed)
     loss_of = LossOf(target, settings, data.gated.seen_ids)

@@ -51,7 +51,7 @@ class RunState:
             moments = load(files[OPTIMIZER_FILE])
             for name, parameter in self.drafter.named_parameters():
                 self.optimizer.state[parameter] = {
-                    "step": torch.tensor(float(self.position.num_updates)),
+                    "step": torch.tensor(float(self.position.num_updates), device=parameter.device),
                     **{m: moments[f"{m}.{name}"].to(parameter.device) for m in _MOMENTS},
                 }
 
