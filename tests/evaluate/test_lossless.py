@@ -34,7 +34,10 @@ def speculation(gap: float) -> Speculation:
 
 
 def test_a_walk_that_emits_the_same_is_fine_whatever_was_drafted_behind():
-    assert compare_walk("p", speculation(1.0), Walked((2, 1), (Choice((2, 8), (1.0, 1.0)), Choice((4, 4), (1.0, 1.0))))) is None
+    assert (
+        compare_walk("p", speculation(1.0), Walked((2, 1), (Choice((2, 8), (1.0, 1.0)), Choice((4, 4), (1.0, 1.0)))))
+        is None
+    )
 
 
 def test_a_walk_that_differs_at_a_drafter_tie_is_excused():
