@@ -14,7 +14,7 @@ demo: $(VENV)/installed
 	$(BIN)/draftmill run --recipe recipes/demo.toml
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not gpu and not net" --jaxtyping-packages=draftmill,beartype.beartype
+	$(BIN)/python -m pytest -m "not gpu and not net" --jaxtyping-packages=draftmill,shape_checker.check
 
 test-fast: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not torch and not slow and not gpu and not net"
