@@ -1,4 +1,4 @@
-"""What checks annotations, tensor shapes included, while the tests run: beartype, with an int where a float is wanted."""
+"""What checks annotations while the tests run, tensor shapes included: beartype, an int passing for a float."""
 
 from beartype import BeartypeConf, beartype
 
