@@ -26,6 +26,10 @@ def test_every_spelling_of_reasoning_is_kept(key: str) -> None:
     assert row.messages[0]["reasoning_content"] == "why"
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row() -> None:
+    assert read_row(b"\xef\xbb\xbf" + line(prompt="a")) == read_row(line(prompt="a"))
+
+
 def test_a_row_without_id_is_named_by_its_content() -> None:
     one, same, other = (read_row(line(prompt=text)) for text in ("a", "a", "b"))
     assert one.id == same.id != other.id
@@ -38,6 +42,7 @@ def test_a_row_without_id_is_named_by_its_content() -> None:
         (b'{"messages": [', "broken JSON"),
         (b'{"prompt": "\\ud83d"}', "broken JSON"),
         (b"\xff\xfe", "broken JSON"),
+        (b"[" * 5_000, "broken JSON"),
         (b"[1, 2]", "not a JSON object"),
         (b'{"text": "a"}', "no messages, conversations or prompt"),
         (b'{"messages": []}', "no messages"),

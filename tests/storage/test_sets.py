@@ -56,10 +56,35 @@ def test_an_interrupted_set_goes_on_with_what_is_missing(tmp_path: Path) -> None
 
 
 def test_another_set_in_the_same_folder_is_refused_with_what_differs(tmp_path: Path) -> None:
-    open_set_writer([str(tmp_path)], PLAN)
+    writer = open_set_writer([str(tmp_path)], PLAN)
+    writer.publish(record(0, b"a\n"), b"a\n")
     other = Plan(room="generate", recipe={"max_new_tokens": 96}, inputs=PLAN.inputs, parts=PLAN.parts)
     with pytest.raises(RecipeError, match="max_new_tokens was 64, is 96"):
         open_set_writer([str(tmp_path)], other)
+
+
+def test_a_plan_of_which_nothing_was_made_gives_way(tmp_path: Path) -> None:
+    open_set_writer([str(tmp_path)], PLAN)
+    other = Plan(room="generate", recipe={"max_new_tokens": 96}, inputs=PLAN.inputs, parts=PLAN.parts)
+    assert open_set_writer([str(tmp_path)], other).missing() == list(other.parts)
+    with pytest.raises(StorageError, match="is unfinished"):
+        open_set(str(tmp_path), "generate")
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut"])
+def test_a_finished_set_with_a_harmed_part_is_made_whole_again(harm: str, tmp_path: Path) -> None:
+    writer = open_set_writer([str(tmp_path)], PLAN)
+    for index, data in enumerate((b"a\n", b"b\n")):
+        writer.publish(record(index, data), data)
+    finish(writer)
+    part = tmp_path / "part-00001.jsonl"
+    part.unlink() if harm == "gone" else part.write_bytes(b"b")
+
+    again = open_set_writer([str(tmp_path)], PLAN)
+    assert again.card() is None
+    assert [missing.name for missing in again.missing()] == ["part-00001"]
+    again.publish(record(1, b"b\n"), b"b\n")
+    assert again.card() is not None
 
 
 def test_a_card_hashes_its_content_and_never_its_run() -> None:

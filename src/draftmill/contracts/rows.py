@@ -57,8 +57,8 @@ def iter_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 def read_row(line: bytes) -> Row:
     """The row a JSON line holds; RowError with the reason where it holds none."""
     try:
-        raw = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raw = msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))  # a byte order mark before the first row
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RowError("broken JSON", str(error)) from error
     if not isinstance(raw, dict):
         raise RowError("not a JSON object", type(raw).__name__)

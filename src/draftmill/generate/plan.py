@@ -64,7 +64,10 @@ def _config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise InputError(f"{folder} holds no config.json: it is not a Hugging Face model folder")
-    return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is not a JSON object: {error}; save the target again, or fetch it again") from error
 
 
 def _limits(settings: GenerateSettings, window: int) -> Limits:

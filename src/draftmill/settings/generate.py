@@ -12,9 +12,9 @@ from draftmill.settings.workers import usable_cores
 class GenerateSettings(RoomSettings):
     """Lets the target answer prompts, greedily, in engine processes on this host."""
 
-    input: tuple[str, ...]
+    input: tuple[str, ...] = Field(min_length=1)
     """Prompts: .jsonl files, local or in an object store. Answers in them are left out and generated anew."""
-    output: tuple[str, ...]
+    output: tuple[str, ...] = Field(min_length=1)
     """Folders that receive the completions; may be given twice (local and s3://)."""
     target: str
     """The model that answers: a local folder, a Hugging Face id, or package:NAME."""

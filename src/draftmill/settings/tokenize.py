@@ -32,7 +32,7 @@ class TokenizeSettings(GateSettings):
 
     input: str
     """Completions: a set made by generate (local or s3://), or a folder or file of .jsonl, .jsonl.gz or .jsonl.zst."""
-    output: tuple[str, ...]
+    output: tuple[str, ...] = Field(min_length=1)
     """Folders that receive the samples; may be given twice (local and s3://)."""
     tokenizer: str
     """Tokenizer and chat template of the target: a local folder, a Hugging Face id, or package:NAME."""

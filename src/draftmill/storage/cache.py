@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 
 def cache_folder() -> Path:
     """`$DRAFTMILL_CACHE`, or `draftmill` below the user's cache folder."""
@@ -16,9 +18,15 @@ def cache_folder() -> Path:
 
 @contextmanager
 def spool_folder(name: str) -> Iterator[Path]:
-    """An empty local folder for files that are not published yet; removed at the end, whatever a killed run left."""
-    folder = cache_folder() / "spool" / name
-    shutil.rmtree(folder, ignore_errors=True)
+    """An empty local folder, this process's own, for files that are not published yet; removed at the end.
+
+    What runs that were killed left under the same name is removed too.
+    """
+    spools = cache_folder() / "spool"
+    for left in spools.glob(f"{name}-*"):
+        if not psutil.pid_exists(int(left.name.rpartition("-")[2])):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = spools / f"{name}-{os.getpid()}"
     folder.mkdir(parents=True)
     try:
         yield folder

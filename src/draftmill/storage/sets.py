@@ -37,19 +37,26 @@ class SetWriter:
     stores: tuple[Store, ...]
 
     def card(self) -> Card | None:
-        """The card, if every store holds it already."""
+        """The card, if every store holds it and every part that it names, in full length."""
         found = [store.find(CARD_FILE) for store in self.stores]
-        return (
-            _decoded(found[0], Card, self.stores[0], CARD_FILE) if found[0] is not None and None not in found else None
-        )
+        if found[0] is None or None in found:
+            return None
+        card = _decoded(found[0], Card, self.stores[0], CARD_FILE)
+        return card if all(self._holds(part["file"], part["bytes"]) for part in card.content["parts"]) else None
+
+    def _holds(self, file: str, size: int) -> bool:
+        return all(store.size(file) == size for store in self.stores)
 
     def records(self) -> dict[str, PartRecord]:
         """Records of the parts that are complete in every store, by part name."""
         complete = {}
         for part in self.plan.parts:
             found = [store.find(record_file(part.name)) for store in self.stores]
-            if found[0] is not None and None not in found:
-                complete[part.name] = _decoded(found[0], PartRecord, self.stores[0], record_file(part.name))
+            if found[0] is None or None in found:
+                continue
+            record = _decoded(found[0], PartRecord, self.stores[0], record_file(part.name))
+            if self._holds(record.file, record.bytes):
+                complete[part.name] = record
         return complete
 
     def missing(self) -> list[PlannedPart]:
@@ -80,10 +87,10 @@ def open_set_writer(urls: Sequence[str], plan: Plan) -> SetWriter:
     writer = SetWriter(plan, tuple(open_store(url, create=True) for url in urls))
     for store in writer.stores:
         found = store.find(PLAN_FILE)
-        if found is None:
+        if found is not None:
+            _refuse_another(store, found, plan)
+        if found != canonical_json(plan):
             store.put(PLAN_FILE, canonical_json(plan))
-            continue
-        _refuse_another(store, found, plan)
     return writer
 
 
@@ -100,11 +107,16 @@ def missing_parts(urls: Sequence[str], plan: Plan) -> list[PlannedPart]:
 
 def _refuse_another(store: Store, found: bytes, plan: Plan) -> None:
     there = _decoded(found, Plan, store, PLAN_FILE)
-    if there.hash != plan.hash:
+    if there.hash != plan.hash and not _is_a_mere_plan(store):
         raise RecipeError(
             f"{store.url} already holds another {there.room} set: {_difference(there, plan)}. "
             "Name another --output, or remove that folder"
         )
+
+
+def _is_a_mere_plan(store: Store) -> bool:
+    """Whether nothing was made of the plan: its run was refused or failed at the start."""
+    return all(file.key in (PLAN_FILE, "recipe.json") for file in store.files())
 
 
 def _difference(there: Plan, plan: Plan) -> str:

@@ -51,7 +51,7 @@ class Store:
         try:
             return bytes(obstore.get(self.backend, key).bytes())
         except (BaseError, OSError) as error:
-            raise StorageError(f"{self.url}/{key} cannot be read: {_first_line(error)}") from error
+            raise StorageError(f"{self.url}/{key} cannot be read: {_reason(error)}") from error
 
     def find(self, key: str) -> bytes | None:
         """The object's bytes, or None where there is no such object."""
@@ -60,7 +60,16 @@ class Store:
         except FileNotFoundError:
             return None
         except (BaseError, OSError) as error:
-            raise StorageError(f"{self.url}/{key} cannot be read: {_first_line(error)}") from error
+            raise StorageError(f"{self.url}/{key} cannot be read: {_reason(error)}") from error
+
+    def size(self, key: str) -> int | None:
+        """Bytes of the object, or None where there is no such object."""
+        try:
+            return obstore.head(self.backend, key)["size"]
+        except FileNotFoundError:
+            return None
+        except (BaseError, OSError) as error:
+            raise StorageError(f"{self.url}/{key} cannot be read: {_reason(error)}") from error
 
     def fetch(self, key: str, path: Path) -> None:
         """Streams the object into the local file `path`, whole or not at all."""
@@ -72,7 +81,7 @@ class Store:
                     stream.write(chunk)
         except (BaseError, OSError) as error:
             draft.unlink(missing_ok=True)
-            raise StorageError(f"{self.url}/{key} cannot be fetched: {_first_line(error)}") from error
+            raise StorageError(f"{self.url}/{key} cannot be fetched: {_reason(error)}") from error
         draft.replace(path)
 
     def put(self, key: str, data: bytes | Path) -> None:
@@ -80,7 +89,7 @@ class Store:
         try:
             obstore.put(self.backend, key, data)
         except (BaseError, OSError) as error:
-            raise StorageError(f"{self.url}/{key} cannot be written: {_first_line(error)}") from error
+            raise StorageError(f"{self.url}/{key} cannot be written: {_reason(error)}") from error
 
     def delete(self, keys: list[str]) -> None:
         """Removes objects, in order; one that is not there is passed over."""
@@ -90,7 +99,7 @@ class Store:
             except FileNotFoundError:
                 continue
             except (BaseError, OSError) as error:
-                raise StorageError(f"{self.url}/{key} cannot be removed: {_first_line(error)}") from error
+                raise StorageError(f"{self.url}/{key} cannot be removed: {_reason(error)}") from error
 
 
 def open_store(url: str, *, create: bool = False) -> Store:
@@ -110,7 +119,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
     try:
         return Store(str(folder), LocalStore(folder, mkdir=True, automatic_cleanup=True))
     except (BaseError, OSError) as error:
-        raise StorageError(f"{folder} cannot be made or opened: {_first_line(error)}") from error
+        raise StorageError(f"{folder} cannot be made or opened: {_reason(error)}") from error
 
 
 def _object_store(url: str) -> ObjectStore:
@@ -119,7 +128,7 @@ def _object_store(url: str) -> ObjectStore:
             return S3Store.from_url(url, config=_s3_options(), client_options={"allow_http": True})
         return from_url(url)
     except (BaseError, OSError, ValueError) as error:
-        raise RecipeError(f"{url} names no bucket that can be opened: {_first_line(error)}") from error
+        raise RecipeError(f"{url} names no bucket that can be opened: {_reason(error)}") from error
 
 
 def is_there(url: str) -> bool:
@@ -136,8 +145,12 @@ def _s3_options() -> S3Config:
     return options
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _reason(error: Exception) -> str:
+    """The first line of a store's error, with the cure where it could not be reached or let nobody in."""
+    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if isinstance(error, BaseError) and ("error sending request" in line.lower() or "403" in line):
+        line += "; check AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    return line
 
 
 def sha256_of(data: bytes | Path) -> str:
