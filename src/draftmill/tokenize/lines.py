@@ -4,7 +4,7 @@ import gzip
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 import pyarrow as pa
 
@@ -30,17 +30,17 @@ def piece_lines(path: Path, piece: Piece) -> Iterator[tuple[int, bytes]]:
                 yield number, line.rstrip(b"\n")
 
 
-def _opened(path: Path, key: str) -> BinaryIO:
+def _opened(path: Path, key: str) -> io.BufferedIOBase:
     """By the key's suffix: a cached object's path has none."""
     if key.endswith(GZIP):
-        return cast(BinaryIO, gzip.open(path, "rb"))
+        return gzip.open(path, "rb")
     if key.endswith(ZSTD):
         stream = pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
         return io.BufferedReader(cast(io.RawIOBase, stream))
     return path.open("rb")
 
 
-def _skip_to(stream: BinaryIO, start: int) -> int:
+def _skip_to(stream: io.BufferedIOBase, start: int) -> int:
     """Moves to the first line that begins at or after byte `start`; how many lines lie before it."""
     if start == 0:
         return 0
