@@ -1,13 +1,25 @@
 """Nothing heavy at import: the fast tests run without torch."""
 
+import importlib.util
 import os
+import re
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 # Before torch is imported, here and in the processes tests start: two threads that spin on shared cores cost 20-fold.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_NEEDS_TORCH = re.compile(r"^pytestmark = .*pytest\.mark\.torch", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Without torch, files of which every test needs it are passed over before they import it."""
+    if collection_path.suffix != ".py" or importlib.util.find_spec("torch") is not None:
+        return None
+    return True if _NEEDS_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 @pytest.fixture
