@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import completions
 import pytest
-from completions import row, write_rows
 
+import completions
+from completions import row, write_rows
 from draftmill.cli import main
 from draftmill.contracts.errors import DataGateError, InputError, RecipeError, StorageError
 from draftmill.settings.inspect import InspectSettings

@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import completions
 import msgspec
 import pyarrow as pa
 import pytest
-from completions import row, with_engine_ids, write_rows
 
+import completions
+from completions import row, with_engine_ids, write_rows
 from draftmill.chat.chat import Chat, open_chat
 from draftmill.contracts.cards import PartRecord, Plan, PlannedPart, make_card
 from draftmill.contracts.errors import DataGateError, InputError, RecipeError, StorageError

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import completions
 import pytest
-from completions import row, write_rows
 
+import completions
+from completions import row, write_rows
 from draftmill.settings.inspect import InspectSettings
 from draftmill.storage.store import open_store
 from draftmill.tokenize.inspect import run as inspect
