@@ -77,7 +77,8 @@ class GroupedAttention:
     def __init__(self, layout: BlockLayout, windows: Iterable[int | None]) -> None:
         self._context_len = layout.context_len
         self._block_size = layout.block_size
-        self._groups = [_group(layout, blocks, set(windows)) for blocks in _cut(layout.num_blocks)]
+        kinds = set(windows)
+        self._groups = [_group(layout, blocks, kinds) for blocks in _cut(layout.num_blocks)]
 
     def __call__(
         self,
