@@ -7,12 +7,12 @@ import pytest
 
 from draftmill.contracts.errors import DataGateError
 from draftmill.settings.tokenize import GateSettings
-from draftmill.tokenize.figures import Figures, Tally, bins, percentiles, total
+from draftmill.tokenize.figures import PartStats, Tally, bins, percentiles, total
 from draftmill.tokenize.gate import judge
 from draftmill.tokenize.histogram import histogram
 
 
-def _figures(supervised: list[int], prompt: int = 20, **rows: int) -> Figures:
+def _figures(supervised: list[int], prompt: int = 20, **rows: int) -> PartStats:
     tally = Tally()
     for number, count in enumerate(supervised):
         ids = np.arange(number, number + prompt + count, dtype=np.int32)
@@ -46,7 +46,7 @@ def test_a_spike_at_the_generation_s_cap_is_no_fault():
         (_figures(VARIED, rows=90, duplicate_rows=10), r"11\.1% of 90 rows repeat the id.*--max", "max_duplicate_frac"),
     ],
 )
-def test_each_fault_is_named_with_its_flag_and_the_flag_overrides_it(figures: Figures, words: str, cure: str):
+def test_each_fault_is_named_with_its_flag_and_the_flag_overrides_it(figures: PartStats, words: str, cure: str):
     with pytest.raises(DataGateError, match=words) as refusal:
         judge(figures, GateSettings(), "the set")
     assert f"--{cure.replace('_', '-')}" in str(refusal.value)

@@ -15,7 +15,7 @@ _PERCENTILES = (5, 50, 95)
 _SEEN_BYTES = 8
 
 
-class Figures(msgspec.Struct, kw_only=True):
+class PartStats(msgspec.Struct, kw_only=True):
     """Counts of rows, samples and tokens; the two histograms map a number of tokens to a number of samples."""
 
     rows: int = 0
@@ -59,19 +59,19 @@ class Tally:
         self.truncated = 0
         self._lengths: Counter[int] = Counter()
         self._supervised: Counter[int] = Counter()
-        self._seen: set[bytes] = set()
+        self._seen: set[int] = set()
 
     def add(self, input_ids: NDArray[np.int32], loss_mask: NDArray[np.bool_], *, truncated: bool) -> None:
         """Counts one sample."""
         self.truncated += truncated
         self._lengths[len(input_ids)] += 1
         self._supervised[int(np.count_nonzero(loss_mask))] += 1
-        self._seen.add(hashlib.blake2b(input_ids.tobytes(), digest_size=_SEEN_BYTES).digest())
+        self._seen.add(fingerprint(input_ids))
 
-    def figures(self, *, rows: int, dropped: int = 0, duplicate_rows: int = 0) -> Figures:
+    def figures(self, *, rows: int, dropped: int = 0, duplicate_rows: int = 0) -> PartStats:
         """What was counted, with the caller's count of rows."""
         samples = self._lengths.total()
-        return Figures(
+        return PartStats(
             rows=rows,
             dropped=dropped,
             duplicate_rows=duplicate_rows,
@@ -85,16 +85,28 @@ class Tally:
         )
 
 
-def figures_of(record: PartRecord) -> Figures:
+def fingerprint(input_ids: NDArray[np.int32]) -> int:
+    """64 bits that tell a sample's ids from any other's."""
+    return int.from_bytes(hashlib.blake2b(input_ids.tobytes(), digest_size=_SEEN_BYTES).digest(), "little")
+
+
+def repeats(fingerprints: NDArray[np.uint64]) -> int:
+    """How many samples have the ids of an earlier one."""
+    return len(fingerprints) - len(np.unique(fingerprints))
+
+
+def figures_of(record: PartRecord) -> PartStats:
     """The figures that a part's record carries."""
-    return msgspec.convert(record.stats, Figures, str_keys=True)
+    return msgspec.convert(record.stats, PartStats, str_keys=True)
 
 
-def total(parts: Iterable[Figures]) -> Figures:
+def total(parts: Iterable[PartStats]) -> PartStats:
     """The figures of all parts together."""
-    whole = Figures()
+    whole = PartStats()
     for part in parts:
-        whole = Figures(**{name: _sum(getattr(whole, name), getattr(part, name)) for name in Figures.__struct_fields__})
+        whole = PartStats(
+            **{name: _sum(getattr(whole, name), getattr(part, name)) for name in PartStats.__struct_fields__}
+        )
     return whole
 
 
@@ -121,7 +133,7 @@ def bins(counts: Mapping[int, int]) -> list[tuple[int, int, int]]:
     return [(1 << b >> 1, max((1 << b) - 1, 0), by_bit[b]) for b in span]
 
 
-def as_content(figures: Figures) -> dict[str, Any]:
+def as_content(figures: PartStats) -> dict[str, Any]:
     """The figures as a card tells them."""
     return {
         "samples": figures.samples,

@@ -6,11 +6,11 @@ by the template) while every stage reported success.
 
 from draftmill.contracts.errors import DataGateError
 from draftmill.settings.tokenize import GateSettings
-from draftmill.tokenize.figures import Figures
+from draftmill.tokenize.figures import PartStats
 from draftmill.tokenize.histogram import show
 
 
-def judge(figures: Figures, limits: GateSettings, what: str) -> None:
+def judge(figures: PartStats, limits: GateSettings, what: str) -> None:
     """DataGateError naming every figure beyond its threshold, and the flag that moves it."""
     found = [*_row_faults(figures, limits), *_sample_faults(figures, limits)]
     if found:
@@ -21,7 +21,7 @@ def judge(figures: Figures, limits: GateSettings, what: str) -> None:
         )
 
 
-def _row_faults(figures: Figures, limits: GateSettings) -> list[str]:
+def _row_faults(figures: PartStats, limits: GateSettings) -> list[str]:
     if figures.rows < limits.min_judged:
         return []
     faults = []
@@ -40,7 +40,7 @@ def _row_faults(figures: Figures, limits: GateSettings) -> list[str]:
     return faults
 
 
-def _sample_faults(figures: Figures, limits: GateSettings) -> list[str]:
+def _sample_faults(figures: PartStats, limits: GateSettings) -> list[str]:
     if figures.samples < limits.min_judged:
         return []
     faults = []

@@ -2,17 +2,17 @@
 
 import sys
 
-from draftmill.tokenize.figures import Figures, bins
+from draftmill.tokenize.figures import PartStats, bins
 
 _BAR_WIDTH = 40
 
 
-def show(figures: Figures, title: str) -> None:
+def show(figures: PartStats, title: str) -> None:
     """Writes the histogram to stderr."""
     sys.stderr.write(histogram(figures, title) + "\n")
 
 
-def histogram(figures: Figures, title: str) -> str:
+def histogram(figures: PartStats, title: str) -> str:
     """Lines with a bar per bin (bins double), its share, and the commonest number where it makes up half its bin."""
     lines = [f"{title}: supervised tokens per sample, {figures.samples:,} samples"]
     groups = bins(figures.supervised_counts)
@@ -26,7 +26,7 @@ def histogram(figures: Figures, title: str) -> str:
     return "\n".join(lines)
 
 
-def _peak(figures: Figures, low: int, high: int, count: int) -> str:
+def _peak(figures: PartStats, low: int, high: int, count: int) -> str:
     inside = {n: c for n, c in figures.supervised_counts.items() if low <= n <= high}
     number = max(inside, key=lambda n: inside[n], default=0)
     is_peak = low != high and count and inside[number] * 2 >= count

@@ -11,7 +11,7 @@ from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.settings.inspect import InspectSettings
 from draftmill.storage.models import locate
 from draftmill.tokenize.existing import Existing, ExistingSet, open_existing
-from draftmill.tokenize.figures import Figures, Tally, as_content
+from draftmill.tokenize.figures import PartStats, Tally, as_content
 from draftmill.tokenize.gate import judge
 from draftmill.tokenize.histogram import show
 from draftmill.tokenize.part import DUPLICATE
@@ -38,7 +38,7 @@ def run(settings: InspectSettings) -> dict[str, Any]:
     return {"room": "inspect", "input": settings.input, "tokens": figures.tokens, **as_content(figures)}
 
 
-def _counted(existing: ExistingSet) -> Figures:
+def _counted(existing: ExistingSet) -> PartStats:
     tally = Tally()
     for sample in existing.samples():
         tally.add(sample.input_ids, sample.loss_mask, truncated=sample.truncated)

@@ -1,0 +1,77 @@
+"""A chunk of lines becomes columns: the samples of the rows in order, and every row that gives none listed with why."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from completions import row
+from draftmill.contracts.rows import RowError, read_row
+from draftmill.tokenize.figures import repeats
+from draftmill.tokenize.rows import RowBatch, RowMaker, RowMakerSpec
+from draftmill.tokenize.samples import open_sample_maker
+from tiny_tokenizer import write_tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> RowMakerSpec:
+    return RowMakerSpec(write_tiny_tokenizer(tmp_path_factory.mktemp("t"), thinking=True), "faithful", 40)
+
+
+def _lines(rows: list[dict[str, Any] | bytes]) -> list[tuple[int, bytes]]:
+    return [(7 + i, r if isinstance(r, bytes) else json.dumps(r).encode()) for i, r in enumerate(rows)]
+
+
+def _split(batch: RowBatch) -> list[tuple[str, list[int], list[bool], bool]]:
+    ends = np.cumsum(batch.lengths)
+    ids, masks = np.split(batch.input_ids, ends)[:-1], np.split(batch.loss_mask, ends)[:-1]
+    columns = zip(batch.sample_ids, ids, masks, batch.truncated.tolist(), strict=True)
+    return [(name, i.tolist(), m.tolist(), cut) for name, i, m, cut in columns]
+
+
+ROWS: list[dict[str, Any] | bytes] = [
+    row(0),
+    b'{"id": "torn", "messages": [',
+    {"id": "silent", "messages": [{"role": "user", "content": "hi"}]},
+    row(20),
+    row(1),
+    row(0),
+]
+
+
+def test_the_columns_hold_what_each_row_gives(spec: RowMakerSpec):
+    batch = RowMaker(spec).make(_lines(ROWS), "a.jsonl")
+
+    alone = open_sample_maker(spec.tokenizer, spec.turns, spec.max_tokens)
+    expected = []
+    for _, line in _lines(ROWS):
+        try:
+            expected += [(s.id, s.input_ids.tolist(), s.loss_mask.tolist(), s.truncated) for s in alone(read_row(line))]
+        except RowError:
+            continue
+    assert _split(batch) == expected and [s[0] for s in expected] == ["row-0", "row-20", "row-1", "row-0"]
+    assert [d for *_, d in expected] == [False, True, False, False]
+    assert (batch.input_ids.dtype, batch.loss_mask.dtype, batch.lengths.dtype) == (np.int32, np.bool_, np.int32)
+
+
+def test_every_row_is_kept_or_listed(spec: RowMakerSpec):
+    batch = RowMaker(spec).make(_lines(ROWS), "a.jsonl")
+    listed = [(drop.file, drop.line, drop.id, drop.reason) for drop in batch.dropped]
+    assert listed == [("a.jsonl", 8, None, "broken JSON"), ("a.jsonl", 9, "silent", "no assistant turn")]
+    assert (batch.rows_in, batch.stats.rows, batch.stats.dropped, batch.stats.samples) == (6, 6, 2, 4)
+    assert (batch.stats.tokens, batch.stats.supervised) == (len(batch.input_ids), batch.loss_mask.sum())
+    assert repeats(batch.fingerprints) == 1
+
+
+def test_no_line_and_no_sample_are_empty_columns(spec: RowMakerSpec):
+    for lines in ([], _lines([b"{"])):
+        batch = RowMaker(spec).make(lines, "a.jsonl")
+        assert _split(batch) == [] and len(batch.dropped) == batch.rows_in == len(lines)
+        assert batch.input_ids.dtype == np.int32 and batch.stats.samples == 0
+
+
+def test_chunks_make_what_the_whole_makes(spec: RowMakerSpec):
+    maker, lines = RowMaker(spec), _lines(ROWS)
+    parts = [maker.make(lines[i : i + 2], "a.jsonl") for i in range(0, len(lines), 2)]
+    assert [s for part in parts for s in _split(part)] == _split(maker.make(lines, "a.jsonl"))
