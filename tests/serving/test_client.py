@@ -45,7 +45,7 @@ def test_every_sampling_value_is_sent() -> None:
             "max_tokens": 5,
             "temperature": 0.0,
             "top_p": 1.0,
-            "top_k": 0,
+            "top_k": -1,
             "min_p": 0.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,

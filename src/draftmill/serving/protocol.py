@@ -1,6 +1,8 @@
-"""What goes over the wire: `POST /v1/completions` with token ids both ways, as vLLM speaks it.
+"""What is asked and answered: chat turns of any OpenAI-compatible engine, and batches of token ids of our own.
 
-Every sampling value is written out, because an engine fills what a client leaves out from the model's own files.
+A chat turn is a `ChatRequest` and a `ChatAnswer` (dialects.py writes and reads their JSON). The in-process engine
+speaks `POST /v1/completions` with token ids both ways, as vLLM does. Every sampling value is written out, because an
+engine fills what a client leaves out from the model's own files (vllm-project/vllm#15241).
 """
 
 from typing import Any, Literal
@@ -14,23 +16,60 @@ READY_PREFIX = "draftmill engine at "
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are chosen; the defaults are greedy decoding, and there is no other way to say it."""
+    """How tokens are chosen. `top_k` is switched off by -1: SGLang refuses 0, vLLM takes both."""
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int | None
 
     def explicit(self, max_tokens: int) -> dict[str, Any]:
         """Every value by name, as it is sent and as a row keeps it."""
         return {**msgspec.to_builtins(self), "max_tokens": max_tokens}
 
 
-GREEDY = Sampling()
+GREEDY = Sampling(
+    temperature=0.0,
+    top_p=1.0,
+    top_k=-1,
+    min_p=0.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    repetition_penalty=1.0,
+    seed=None,
+)
+
+
+class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn to answer. Messages hold role, content, and of an answer in the history its `reasoning_content` and
+    `tool_calls`, whose arguments may be a mapping."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: int
+    sampling: Sampling
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = {}
+
+
+class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn answered. Text is as the engine cut it, special tokens and reasoning tags mostly taken out;
+    `token_ids` are what the model emitted, the end-of-turn id included when it stopped by itself."""
+
+    content: str | None
+    reasoning: str | None
+    """From `reasoning_content` or `reasoning`; None where the answer has neither."""
+    tool_calls: list[dict[str, Any]] | None
+    finish_reason: str
+    prompt_token_ids: list[int] | None
+    token_ids: list[int] | None
+    prompt_tokens: int | None
+    """As the engine counted them: another number than the local render's means that it read another conversation."""
+    completion_tokens: int | None
+    model: str
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
