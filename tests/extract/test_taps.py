@@ -41,6 +41,17 @@ def test_a_tap_is_the_hidden_state_after_its_layer(target: Target) -> None:
     assert torch.equal(TapReader(target, TAPS).read(ids_RT, whole(ids_RT)), expected)
 
 
+def test_no_layer_after_the_last_tap_is_run_and_the_target_stays_whole(target: Target) -> None:
+    ids_RT, last = random_ids(1, 8), target.num_layers - 1
+    fired: list[int] = []
+    hook = target.layers[last].register_forward_hook(lambda *_: fired.append(last))
+    TapReader(target, TAPS[:2]).read(ids_RT, whole(ids_RT))
+    assert not fired
+    hidden_states(target, ids_RT)
+    hook.remove()
+    assert fired == [last]
+
+
 def test_the_last_layer_differs_from_the_last_hidden_state_by_the_final_norm(target: Target) -> None:
     ids_RT = random_ids(2, 12)
     last = target.num_layers - 1

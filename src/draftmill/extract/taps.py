@@ -6,6 +6,7 @@ Tap id `i` gives Hugging Face's `hidden_states[i + 1]`, bit for bit. Features of
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -48,19 +49,23 @@ class TapReader:
 
     target: Target
     tap_ids: tuple[int, ...]
+    _trunk: nn.Module
+    """The target's backbone without the layers after the last tap, which no feature depends on."""
 
     def __init__(self, target: Target, tap_ids: Sequence[int]) -> None:
+        checked = check_tap_ids(tap_ids, target.num_layers)
         object.__setattr__(self, "target", target)
-        object.__setattr__(self, "tap_ids", check_tap_ids(tap_ids, target.num_layers))
+        object.__setattr__(self, "tap_ids", checked)
+        object.__setattr__(self, "_trunk", _trunk(target, num_layers=checked[-1] + 1))
 
     def read(self, input_ids_RT: Int[Tensor, "R T"], lengths_R: Int[Tensor, "R"]) -> Float[Tensor, "R T KH"]:
         """Features of right-padded rows: one document a row, `lengths_R` tokens of it; zero in the padding.
 
-        Runs the backbone alone: no head, no cache. No mask either: attention is causal and padding lies on the
-        right, so no token of a document sees it.
+        Runs the layers up to the last tap: no head, no cache. No mask either: attention is causal and padding lies on
+        the right, so no token of a document sees it.
         """
         with torch.no_grad(), self.capturing() as captured:
-            self.target.backbone(input_ids=input_ids_RT, use_cache=False)
+            self._trunk(input_ids=input_ids_RT, use_cache=False)
         features = captured.features()
         is_padding_RT = torch.arange(input_ids_RT.shape[1], device=lengths_R.device) >= lengths_R[:, None]
         return features.masked_fill_(is_padding_RT[:, :, None].to(features.device), 0.0)
@@ -79,14 +84,22 @@ class TapReader:
                 hook.remove()
 
 
+def _trunk(target: Target, num_layers: int) -> nn.Module:
+    """The backbone with its first layers only; every module in it is the target's own, and the target is unchanged."""
+    trunk = copy(target.backbone)
+    trunk._modules = {**target.backbone._modules, "layers": target.layers[:num_layers]}
+    return trunk
+
+
 def check_taps(reader: TapReader, input_ids_RT: Int[Tensor, "R T"]) -> None:
     """Compares features with the target's own hidden states, once before any work; InputError where they differ.
 
     The ids should be of several kinds: features that hardly change between them are refused too.
     """
-    with torch.no_grad(), reader.capturing() as captured:
+    lengths_R = torch.full((len(input_ids_RT),), input_ids_RT.shape[1], device=input_ids_RT.device)
+    with torch.no_grad():
         states = reader.target.backbone(input_ids=input_ids_RT, use_cache=False, output_hidden_states=True)
-    per_tap = captured.features().chunk(len(reader.tap_ids), dim=-1)
+    per_tap = reader.read(input_ids_RT, lengths_R).chunk(len(reader.tap_ids), dim=-1)
     name = type(reader.target.model).__name__
     for tap_id, feature_RTH in zip(reader.tap_ids, per_tap, strict=True):
         if not torch.equal(feature_RTH, states.hidden_states[tap_id + 1]):

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from draftmill.contracts.errors import InputError
 
+# A transformers PreTrainedModel. Importing that class takes 4 s, which a command that finds its work done would pay.
+Pretrained = Any
 # Where the decoder stack lies: plain causal LMs first, then language models inside vision-language wrappers.
 BACKBONES = ("model", "model.language_model", "language_model.model")
 
@@ -23,7 +25,7 @@ BACKBONES = ("model", "model.language_model", "language_model.model")
 class Target:
     """One loaded target; nothing in it takes gradients."""
 
-    model: PreTrainedModel
+    model: Pretrained
     """The causal LM, in eval mode."""
     backbone: nn.Module
     """The decoder stack with embedding and final norm: what runs without the head."""
@@ -89,7 +91,7 @@ def load_target(folder: Path, dtype: torch.dtype = torch.float32) -> Target:
     return freeze(model)
 
 
-def freeze(model: PreTrainedModel) -> Target:
+def freeze(model: Pretrained) -> Target:
     """The target around a loaded model, which is put into eval mode and takes no gradients from now on."""
     model.eval().requires_grad_(False)
     modules = dict(model.named_modules())
