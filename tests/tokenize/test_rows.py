@@ -75,3 +75,10 @@ def test_chunks_make_what_the_whole_makes(spec: RowMakerSpec):
     maker, lines = RowMaker(spec), _lines(ROWS)
     parts = [maker.make(lines[i : i + 2], "a.jsonl") for i in range(0, len(lines), 2)]
     assert [s for part in parts for s in _split(part)] == _split(maker.make(lines, "a.jsonl"))
+
+
+def test_every_line_tells_its_id_whatever_became_of_it(spec: RowMakerSpec):
+    silent = {"id": "silent", "messages": [{"role": "user", "content": "hi"}]}
+    who = {"id": "who", "messages": [{"role": "narrator", "content": "x"}]}
+    batch = RowMaker(spec).make(_lines([row(0), b"{", silent, who, row(1)]), "a.jsonl")
+    assert batch.row_ids == ["row-0", None, "silent", "who", "row-1"]

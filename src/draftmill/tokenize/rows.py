@@ -46,6 +46,8 @@ class RowBatch:
     """Of each sample."""
     fingerprints: NDArray[np.uint64]
     """Of each sample, by its token ids alone: figures.repeats counts those that a whole part has twice."""
+    row_ids: list[str | None]
+    """Of each line, in order: the row's id, None where the line has none that can be read."""
     rows_in: int
     dropped: list[Dropped]
     stats: PartStats
@@ -63,18 +65,22 @@ class RowMaker:
         """The samples of a chunk of the lines of `file`."""
         samples: list[Sample] = []
         dropped: list[Dropped] = []
+        row_ids: list[str | None] = []
         for number, line in lines:
             row: Row | None = None
             try:
                 row = read_row(line)
+                row_ids.append(row.id)
                 samples += self._samples_of(row)
             except RowError as error:
                 row_id = row.id if row else error.row_id
+                if row is None:
+                    row_ids.append(row_id)
                 dropped.append(Dropped(file=file, line=number, id=row_id, reason=error.reason))
-        return _batch(samples, len(lines), dropped)
+        return _batch(samples, row_ids, dropped)
 
 
-def _batch(samples: Sequence[Sample], rows_in: int, dropped: list[Dropped]) -> RowBatch:
+def _batch(samples: Sequence[Sample], row_ids: list[str | None], dropped: list[Dropped]) -> RowBatch:
     tally = Tally()
     for sample in samples:
         tally.add(sample.input_ids, sample.loss_mask, truncated=sample.truncated)
@@ -85,7 +91,8 @@ def _batch(samples: Sequence[Sample], rows_in: int, dropped: list[Dropped]) -> R
         loss_mask=np.concatenate([np.empty(0, np.bool_), *(sample.loss_mask for sample in samples)]),
         truncated=np.array([sample.truncated for sample in samples], np.bool_),
         fingerprints=np.array([fingerprint(sample.input_ids) for sample in samples], np.uint64),
-        rows_in=rows_in,
+        row_ids=row_ids,
+        rows_in=len(row_ids),
         dropped=dropped,
-        stats=tally.figures(rows=rows_in, dropped=len(dropped)),
+        stats=tally.figures(rows=len(row_ids), dropped=len(dropped)),
     )
