@@ -9,7 +9,7 @@ import torch
 
 from draftmill.evaluate.decode import Limits, Pair, decode_plainly, decode_speculatively, refuse_recurrent
 from draftmill.evaluate.lossless import compare_answers, compare_walk
-from draftmill.evaluate.parts import DECODED, Measured, Spending, Spent, Tie, Work, publish
+from draftmill.evaluate.parts import DECODED, WALKED, Measured, Spending, Spent, Tie, Work, publish
 from draftmill.evaluate.requests import Request
 from draftmill.evaluate.sources import Sources
 from draftmill.evaluate.walk import walk_answer
@@ -42,20 +42,23 @@ def open_bench(sources: Sources, stop_ids: frozenset[int], settings: EvaluateSet
 
 
 def measure_missing(bench: Bench, writer: SetWriter, work: Work) -> None:
-    """Makes and publishes every missing part."""
+    """Makes and publishes every missing part. Decoding takes far longer than walking: each has its own time left."""
     missing = writer.missing()
-    by_id = {request.id: request for request in (*work.decoded, *work.walked)}
-    progress = Progress("evaluate", len(by_id), "prompts", len(by_id) - sum(len(part.inputs) for part in missing))
-    for part in missing:
-        rows, spending = [], Spending()
-        for request_id in part.inputs:
-            rows.append(_measured(bench, by_id[request_id], part.name.startswith(DECODED), work, spending))
-            progress.advance(1, request_id)
-        publish(writer, part.name, rows, spending)
+    for kind, requests in ((DECODED, work.decoded), (WALKED, work.walked)):
+        parts = [part for part in missing if part.name.startswith(kind)]
+        by_id = {request.id: request for request in requests}
+        num_done = len(by_id) - sum(len(part.inputs) for part in parts)
+        progress = Progress(f"evaluate, {kind}", len(by_id), "prompts", num_done)
+        for part in parts:
+            rows, spending = [], Spending()
+            for request_id in part.inputs:
+                rows.append(_measured(bench, by_id[request_id], kind, work, spending))
+                progress.advance(1, request_id)
+            publish(writer, part.name, rows, spending)
 
 
-def _measured(bench: Bench, request: Request, is_decoded: bool, work: Work, spending: Spending) -> Measured:
-    if is_decoded:
+def _measured(bench: Bench, request: Request, kind: str, work: Work, spending: Spending) -> Measured:
+    if kind == DECODED:
         return decode_request(bench, request, request.id in work.untrained, spending)
     with _timed(spending, "walk"):
         walked = walk_answer(bench.pair, request.prompt_ids, bench.limits.cut(request.answer_ids))
