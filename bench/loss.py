@@ -1,4 +1,4 @@
-"""The loss through a large frozen head: our chunks with the gradient formed on the way, against two plain ways.
+"""The loss through a large frozen head: our tiles with the gradient formed on the way, against two plain ways.
 
 Same slots, same head, float32, one thread, interleaved rounds; CPU-seconds of forward and backward, and the largest
 gradient difference from full logits. `python bench/loss.py [slots] [vocabulary rows]`
@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from draftmill.model.loss import LOGITS_PER_CHUNK, head_nats
+from draftmill.model.vocabulary import TILE_LOGITS_WHOLE, Objective, head_costs, tile_of
 
 HIDDEN = 576
 ROUNDS = 5
+HARD = Objective(hard=1.0, kl=0.0, tv=0.0)
 
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -28,14 +29,14 @@ def full_logits(hidden_PH: Tensor, labels_P: Tensor, head_VH: Tensor) -> Tensor:
 
 
 def recomputed_chunks(hidden_PH: Tensor, labels_P: Tensor, head_VH: Tensor) -> Tensor:
-    size = max(1, LOGITS_PER_CHUNK // len(head_VH))
+    size = max(1, TILE_LOGITS_WHOLE // len(head_VH))
     pairs = zip(hidden_PH.split(size), labels_P.split(size), strict=True)
     parts = [checkpoint(full_logits, hidden, labels, head_VH, use_reentrant=False) for hidden, labels in pairs]
     return torch.stack([part for part in parts if isinstance(part, Tensor)]).sum()
 
 
 def ours(hidden_PH: Tensor, labels_P: Tensor, head_VH: Tensor) -> Tensor:
-    return head_nats(hidden_PH, labels_P, head_VH, LOGITS_PER_CHUNK)[0].sum()
+    return head_costs(hidden_PH, labels_P, None, head_VH, HARD, tile_of(head_VH, HARD)).cost_P.sum()
 
 
 def spend(loss: Loss, hidden_PH: Tensor, labels_P: Tensor, head_VH: Tensor) -> tuple[float, Tensor]:

@@ -11,15 +11,20 @@ from torch.nn import functional as F  # noqa: E402
 
 from draftmill.model.attention import DenseAttention, GroupedAttention  # noqa: E402
 from draftmill.model.drafter import Drafter  # noqa: E402
-from draftmill.model.loss import BlockLoss, LossRule, block_loss  # noqa: E402
+from draftmill.model.loss import BlockLoss, LossRule, Truth, block_loss  # noqa: E402
 from draftmill.model.mask import one_document  # noqa: E402
 from draftmill.model.shape import DrafterShape  # noqa: E402
+from draftmill.model.vocabulary import Objective  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 ORACLE = Path(__file__).parents[1] / "fixtures" / "oracle"
 BLOCK, MASK_ID = 4, 150
-DECAY, D_PACE = LossRule("decay", gamma=4.0, alpha=0.5), LossRule("d-pace", gamma=4.0, alpha=0.5)
+HARD, KL = Objective(hard=1.0, kl=0.0, tv=0.0), Objective(hard=0.0, kl=1.0, tv=0.0)
+DECAY, D_PACE, DECAY_KL = (
+    LossRule(kind, gamma=4.0, alpha=0.5, objective=objective)
+    for kind, objective in (("decay", HARD), ("d-pace", HARD), ("decay", KL))
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +68,12 @@ def our_step(drafter: Drafter, step, target, rule: LossRule, *, argmax_labels: b
     embeds = target["model.embed_tokens.weight"][block_ids].flatten(0, 1)
     attend = GroupedAttention(layout, [None]) if grouped else DenseAttention(layout)
     hidden = drafter(embeds, drafter.project(step["aux"][0]), layout, attend).unflatten(0, block_ids.shape)
-    labels = ids[layout.slots_NB[:, 1:]]
-    if argmax_labels:  # theirs: what the target itself would say after a + i - 1
-        last = F.rms_norm(step["last"][0], (64,), target["model.norm.weight"], 1e-6)
-        labels = (last @ target["lm_head.weight"].T).argmax(-1)[layout.slots_NB[:, 1:] - 1]
-    return block_loss(hidden[:, 1:], labels, torch.ones_like(labels, dtype=torch.bool), target["lm_head.weight"], rule)
+    # Theirs is what the target itself would say after a + i - 1; `None` asks for that.
+    labels = None if argmax_labels else ids[layout.slots_NB[:, 1:]]
+    last = F.rms_norm(step["last"][0], (64,), target["model.norm.weight"], 1e-6)
+    supervised = torch.ones(len(anchors), BLOCK - 1, dtype=torch.bool)
+    truth = Truth(supervised, labels, last[layout.slots_NB[:, 1:] - 1].flatten(0, 1))
+    return block_loss(hidden[:, 1:], truth, target["lm_head.weight"], rule, tile_logits=900)
 
 
 def num_slots(step) -> int:
@@ -101,6 +107,16 @@ def test_the_d_pace_loss_and_gradient_norm_are_the_oracles(step, target) -> None
     assert float(ours.nats.detach()) / len(step["anchors"]) == pytest.approx(7.3554, abs=5e-5)
     norm = torch.stack([p.grad.norm() for p in drafter.parameters()]).norm()
     assert float(norm) == pytest.approx(said["grad_norm"], rel=1e-5)
+
+
+def test_the_loss_against_the_targets_distribution_is_the_oracles(step, target) -> None:
+    drafter = their_drafter()
+    ours = our_step(drafter, step, target, DECAY_KL, argmax_labels=True)
+    (ours.nats / num_slots(step)).backward()
+    said = json.loads((ORACLE / "ref_step.json").read_text())["kl_exp"]
+    assert float(ours.nats.detach()) / num_slots(step) == pytest.approx(said["loss"], rel=2e-5)
+    norm = torch.stack([p.grad.norm() for p in drafter.parameters()]).norm()
+    assert float(norm) == pytest.approx(said["grad_norm"], rel=2e-5)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from draftmill.extract.taps import TapReader  # noqa: E402
 from draftmill.extract.target import load_target  # noqa: E402
 from draftmill.model.shape import DrafterShape  # noqa: E402
 from draftmill.storage.sets import open_set  # noqa: E402
-from draftmill.train.batches import Batches, TargetFeatures, length_buckets, pack, run_ends  # noqa: E402
+from draftmill.train.batches import Batches, DocumentStates, TargetFeatures, length_buckets, pack, run_ends  # noqa: E402
 from draftmill.train.rows import PlannedRow  # noqa: E402
 from draftmill.train.samples import Sample, SampleSet  # noqa: E402
 from sample_sets import GivenSample, write_samples  # noqa: E402
@@ -44,8 +44,9 @@ SHAPE = DrafterShape(
 class CountedFeatures:
     """Features that say which token they belong to."""
 
-    def features_of(self, samples: Sequence[Sample]) -> list[torch.Tensor]:
-        return [torch.tensor(sample.input_ids.tolist()).float()[:, None].expand(-1, 2) for sample in samples]
+    def states_of(self, samples: Sequence[Sample]) -> list[DocumentStates]:
+        counted = [torch.tensor(sample.input_ids.tolist()).float()[:, None].expand(-1, 2) for sample in samples]
+        return [DocumentStates(features, features + 0.5) for features in counted]
 
 
 def sample(name: str, mask: Sequence[bool], first_token: int) -> Sample:
@@ -54,7 +55,7 @@ def sample(name: str, mask: Sequence[bool], first_token: int) -> Sample:
 
 def test_a_block_never_goes_on_into_the_next_document() -> None:
     first, second = sample("a", [False] * 4 + [True] * 6, 10), sample("b", [True] * 7, 30)
-    features = CountedFeatures().features_of([first, second])
+    features = CountedFeatures().states_of([first, second])
     batch = pack([first, second], features, [np.array([8]), np.array([0, 5])], BLOCK, MASK_ID)
     assert batch.layout.anchors_N.tolist() == [8, 10, 15]
     assert batch.block_ids_NB.tolist() == [[18, 99, 99, 99], [30, 99, 99, 99], [35, 99, 99, 99]]
@@ -71,7 +72,7 @@ def test_anchors_slots_and_tokens_are_those_of_the_block_rule(seed: int) -> None
     rng = random.Random(seed)
     docs = [sample(f"d{i}", [rng.random() < 0.7 for _ in range(rng.randint(3, 15))], 0) for i in range(3)]
     anchors = [np.flatnonzero(doc.loss_mask[:-1] & doc.loss_mask[1:]) for doc in docs]
-    batch = pack(docs, CountedFeatures().features_of(docs), anchors, BLOCK, MASK_ID)
+    batch = pack(docs, CountedFeatures().states_of(docs), anchors, BLOCK, MASK_ID)
     mask = [bool(m) for doc in docs for m in doc.loss_mask]
     tokens = [int(t) for doc in docs for t in doc.input_ids]
     documents = batch.layout.documents_T.tolist()
@@ -85,6 +86,9 @@ def test_anchors_slots_and_tokens_are_those_of_the_block_rule(seed: int) -> None
         for n, j in batch.supervised_NJ.nonzero().tolist()
     ]
     assert found == triples
+    # What says the token at a + i is the state one position before it.
+    says = [documents_token + 0.5 for documents_token in (tokens[anchor + slot - 1] for anchor, slot, _ in triples)]
+    assert batch.last_PH is not None and batch.last_PH[:, 0].tolist() == says
 
 
 def test_runs_end_where_supervision_does() -> None:
@@ -111,12 +115,17 @@ def test_target_batches_hold_little_padding_and_every_sample_once() -> None:
     assert len(buckets) < 25
 
 
+def features_of(source: TargetFeatures, samples: Sequence[Sample]) -> list[torch.Tensor]:
+    return [states.features_TF for states in source.states_of(samples)]
+
+
 def test_features_in_a_bucket_alone_and_from_memory_are_the_targets(tmp_path: Path) -> None:
     reader = TapReader(load_target(write_tiny_target(tmp_path)), (0, 3))
     samples = [sample(f"s{n}", [True] * n, 5) for n in (20, 7, 22, 21)]
-    bucketed = TargetFeatures(reader, max_tokens=100, cache_bytes=0).features_of(samples)
-    caching = TargetFeatures(reader, max_tokens=100, cache_bytes=21_000)
-    first, again = caching.features_of(samples), caching.features_of(samples)
+    cpu = torch.device("cpu")
+    bucketed = features_of(TargetFeatures(reader, cpu, max_tokens=100, cache_bytes=0), samples)
+    caching = TargetFeatures(reader, cpu, max_tokens=100, cache_bytes=21_000)
+    first, again = features_of(caching, samples), features_of(caching, samples)
     for doc, one, other, kept in zip(samples, bucketed, first, again, strict=True):
         ids = torch.from_numpy(doc.input_ids)[None]
         plain = reader.read(ids, torch.tensor([len(doc.input_ids)]))[0]

@@ -47,11 +47,14 @@ def documents(count: int, length: int) -> list[Sample]:
     return [Sample(f"s{i}", rng.integers(0, 256, length), mask) for i in range(count)]
 
 
-def batch_of(target: Target, run: RunState, samples: Sequence[Sample], num_anchors: int, visit: int = 0) -> Batch:
+def batch_of(
+    target: Target, run: RunState, samples: Sequence[Sample], num_anchors: int, visit: int = 0, has_last: bool = False
+) -> Batch:
     shape = run.drafter.shape
-    source = TargetFeatures(TapReader(target, shape.tap_ids), max_tokens=1000, cache_bytes=0)
+    reader = TapReader(target, shape.tap_ids, has_last=has_last)
+    source = TargetFeatures(reader, target.device, max_tokens=1000, cache_bytes=0)
     anchors = [draw_anchors(s.loss_mask, num_anchors, seed=0, epoch=visit, sample_id=s.id, draw=0) for s in samples]
-    return pack(samples, source.features_of(samples), anchors, shape.block_size, shape.mask_id)
+    return pack(samples, source.states_of(samples), anchors, shape.block_size, shape.mask_id)
 
 
 def start(target: Target, chosen: TrainSettings) -> RunState:

@@ -1,7 +1,9 @@
 """Features: the residual stream right after each tapped layer, read by forward hooks.
 
 Tap id `i` gives Hugging Face's `hidden_states[i + 1]`, bit for bit. Features of K taps are concatenated in id order:
-`[R, T, K*H]` in the target's dtype. Follows DFlash (arXiv 2602.06036, section 4.1).
+`[R, T, K*H]` in the target's dtype. Follows DFlash (arXiv 2602.06036, section 4.1). Where the target's own
+distribution is learnt from, the last layer's output is read too, before the final norm: that norm is the target's own
+module (Qwen3.5's multiplies by 1 + its weight) and is applied only where the head is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +11,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -28,6 +30,8 @@ class Captured:
     """What the hooks saw during one forward pass of the target."""
 
     tap_ids: tuple[int, ...]
+    last_id: int | None = None
+    """The last layer, where its output is wanted too."""
     _seen: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def _take(self, tap_id: int, _module: nn.Module, _args: tuple[Any, ...], output: Tensor | tuple[Any, ...]) -> None:
@@ -38,9 +42,33 @@ class Captured:
 
     def features(self) -> Float[Tensor, "R T KH"]:
         """The features of the pass; an AssertionError where a hook did not fire exactly once."""
-        fired = {tap_id: len(self._seen.get(tap_id, [])) for tap_id in self.tap_ids}
-        assert set(fired.values()) == {1}, f"each tap fires once in a forward pass; fired (tap: times): {fired}"
-        return torch.cat([self._seen[tap_id][0] for tap_id in self.tap_ids], dim=-1)
+        return torch.cat([self._once(tap_id) for tap_id in self.tap_ids], dim=-1)
+
+    def last(self) -> Float[Tensor, "R T H"] | None:
+        """The last layer's output, before the final norm; None where it was not asked for."""
+        return None if self.last_id is None else self._once(self.last_id)
+
+    def _once(self, layer_id: int) -> Float[Tensor, "R T H"]:
+        seen = self._seen.get(layer_id, [])
+        assert len(seen) == 1, f"each hook fires once in a forward pass; layer {layer_id}'s fired {len(seen)} times"
+        return seen[0]
+
+
+@dataclass(frozen=True)
+class States:
+    """What is read of right-padded rows; zero in the padding."""
+
+    features_RTF: Float[Tensor, "R T KH"]
+    last_RTH: Float[Tensor, "R T H"] | None
+
+
+@runtime_checkable
+class Extractor(Protocol):
+    """Where hidden states come from: a target in this process, or an engine elsewhere."""
+
+    def read_states(self, input_ids_RT: Int[Tensor, "R T"], lengths_R: Int[Tensor, "R"]) -> States:
+        """The states of right-padded rows: one document a row, `lengths_R` tokens of it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,34 +77,45 @@ class TapReader:
 
     target: Target
     tap_ids: tuple[int, ...]
+    has_last: bool
+    """Whether the last layer's output is read beside the features."""
     _trunk: nn.Module
-    """The target's backbone without the layers after the last tap, which no feature depends on."""
+    """The target's backbone without the layers that nothing read depends on."""
 
-    def __init__(self, target: Target, tap_ids: Sequence[int]) -> None:
+    def __init__(self, target: Target, tap_ids: Sequence[int], *, has_last: bool = False) -> None:
         checked = check_tap_ids(tap_ids, target.num_layers)
         object.__setattr__(self, "target", target)
         object.__setattr__(self, "tap_ids", checked)
-        object.__setattr__(self, "_trunk", _trunk(target, num_layers=checked[-1] + 1))
+        object.__setattr__(self, "has_last", has_last)
+        num_layers = target.num_layers if has_last else checked[-1] + 1
+        object.__setattr__(self, "_trunk", _trunk(target, num_layers=num_layers))
 
     def read(self, input_ids_RT: Int[Tensor, "R T"], lengths_R: Int[Tensor, "R"]) -> Float[Tensor, "R T KH"]:
-        """Features of right-padded rows: one document a row, `lengths_R` tokens of it; zero in the padding.
+        """Features of right-padded rows: one document a row, `lengths_R` tokens of it; zero in the padding."""
+        return self.read_states(input_ids_RT, lengths_R).features_RTF
 
-        Runs the layers up to the last tap: no head, no cache. No mask either: attention is causal and padding lies on
-        the right, so no token of a document sees it.
+    def read_states(self, input_ids_RT: Int[Tensor, "R T"], lengths_R: Int[Tensor, "R"]) -> States:
+        """Features, and the last layer's output where it is wanted.
+
+        Runs the layers up to the last one read: no head, no cache. No mask either: attention is causal and padding
+        lies on the right, so no token of a document sees it.
         """
         with torch.no_grad(), self.capturing() as captured:
             self._trunk(input_ids=input_ids_RT, use_cache=False)
-        features = captured.features()
         is_padding_RT = torch.arange(input_ids_RT.shape[1], device=lengths_R.device) >= lengths_R[:, None]
-        return features.masked_fill_(is_padding_RT[:, :, None].to(features.device), 0.0)
+        features, last = captured.features(), captured.last()
+        is_padding_RT1 = is_padding_RT[:, :, None].to(features.device)
+        return States(
+            features.masked_fill_(is_padding_RT1, 0.0), None if last is None else last.masked_fill_(is_padding_RT1, 0.0)
+        )
 
     @contextmanager
     def capturing(self) -> Iterator[Captured]:
         """Hooks for one forward pass of the target, cached or not, made by the caller inside the `with`."""
-        captured = Captured(self.tap_ids)
-        hooks = [
-            self.target.layers[tap_id].register_forward_hook(partial(captured._take, tap_id)) for tap_id in self.tap_ids
-        ]
+        last_id = self.target.num_layers - 1 if self.has_last else None
+        captured = Captured(self.tap_ids, last_id)
+        read = (*self.tap_ids, *([] if last_id is None else [last_id]))
+        hooks = [self.target.layers[i].register_forward_hook(partial(captured._take, i)) for i in read]
         try:
             yield captured
         finally:

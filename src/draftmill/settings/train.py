@@ -82,6 +82,14 @@ class TrainSettings(RoomSettings):
     """Decay of the slot weights, in slots; none: 7, 5, 4 for blocks of 16, 10, 8, and any other must be set."""
     alpha: float = Field(0.5, gt=0, le=1)
     """d-pace's floor under the label probabilities."""
+    labels: Literal["text", "target"] = "text"
+    """The right token of a slot: the text's own, or the one the target itself finds most likely there."""
+    hard_weight: float = Field(1.0, ge=0)
+    """Weight of a slot's cross-entropy with its label."""
+    kl_weight: float = Field(0.0, ge=0)
+    """Weight of a slot's KL divergence from the target's distribution (costs the target's last layers)."""
+    tv_weight: float = Field(0.0, ge=0)
+    """Weight of a slot's total variation from the target's distribution: 1 - its chance of acceptance when sampling."""
     loss_vocab: Literal["all", "seen"] = "all"
     """Tokens the loss chooses among: the target's whole vocabulary, or those that occur in the set (an easier loss, for
     narrow text where the head dominates the cost of a step; drafting always chooses among all)."""
@@ -113,7 +121,14 @@ class TrainSettings(RoomSettings):
             raise ValueError(f"num_sliding_layers {self.num_sliding_layers} of num_layers {self.num_layers}")
         if (self.num_sliding_layers > 0) != (self.sliding_window is not None):
             raise ValueError("sliding_window and num_sliding_layers go together: set both, or neither")
+        if self.hard_weight + self.kl_weight + self.tv_weight == 0:
+            raise ValueError("hard_weight, kl_weight and tv_weight are all 0: nothing would be learnt")
         return self
+
+    @property
+    def needs_last_state(self) -> bool:
+        """Whether the loss asks for the target's own distribution."""
+        return self.labels == "target" or self.kl_weight > 0 or self.tv_weight > 0
 
     @property
     def resolved_gamma(self) -> float:

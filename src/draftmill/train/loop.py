@@ -11,7 +11,8 @@ from draftmill.contracts.errors import DraftmillError
 from draftmill.extract.target import Target
 from draftmill.model.attention import GroupedAttention
 from draftmill.model.drafter import Drafter
-from draftmill.model.loss import BlockLoss, LossRule, block_loss
+from draftmill.model.loss import BlockLoss, LossRule, Truth, block_loss
+from draftmill.model.vocabulary import Objective
 from draftmill.settings.train import TrainSettings
 from draftmill.train.batches import Batch
 from draftmill.train.metrics import StepSums
@@ -35,7 +36,10 @@ class LossOf:
             seen = torch.tensor(seen_ids, device=target.device)
             self._head_VH = target.head.weight[seen]
             self._row_of_V[seen] = torch.arange(len(seen), device=target.device)
-        self._rule = LossRule(settings.loss, settings.resolved_gamma, settings.alpha)
+        objective = Objective(hard=settings.hard_weight, kl=settings.kl_weight, tv=settings.tv_weight)
+        self._rule = LossRule(settings.loss, settings.resolved_gamma, settings.alpha, objective)
+        self._has_own_labels = settings.labels == "target"
+        self._norm = target.norm
         self._is_mixed = settings.compute_dtype != "float32"
 
     def __call__(self, drafter: Drafter, batch: Batch) -> BlockLoss:
@@ -45,8 +49,13 @@ class LossOf:
             context_TH = drafter.project(batch.features_TF)
             hidden_QH = drafter(self._embed(batch.block_ids_NB).flatten(0, 1), context_TH, batch.layout, attend)
         hidden_NJH = hidden_QH.unflatten(0, batch.block_ids_NB.shape)[:, 1:]
-        labels_NJ = self._row_of_V[batch.labels_NJ]
-        return block_loss(hidden_NJH, labels_NJ, batch.supervised_NJ, self._head_VH, self._rule)
+        return block_loss(hidden_NJH, self._truth(batch), self._head_VH, self._rule)
+
+    def _truth(self, batch: Batch) -> Truth:
+        labels_NJ = None if self._has_own_labels else self._row_of_V[batch.labels_NJ]
+        with torch.no_grad():
+            target_PH = None if batch.last_PH is None else self._norm(batch.last_PH)
+        return Truth(batch.supervised_NJ, labels_NJ, target_PH)
 
 
 @dataclass(frozen=True)

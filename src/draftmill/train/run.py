@@ -71,9 +71,11 @@ def train_to_the_end(
             checkpoints.save(state)
         progress.advance(1, sums.note())
 
-    reader = TapReader(target, state.drafter.shape.tap_ids)
+    reader = TapReader(target, state.drafter.shape.tap_ids, has_last=settings.needs_last_state)
     check_taps(reader, torch.from_numpy(data.samples[data.gated.kept[0].index].input_ids.astype("int64"))[None])
-    features = TargetFeatures(reader, max_tokens=settings.max_tokens, cache_bytes=settings.feature_cache_bytes)
+    features = TargetFeatures(
+        reader, target.device, max_tokens=settings.max_tokens, cache_bytes=settings.feature_cache_bytes
+    )
     batches = Batches(data.samples, features, state.drafter.shape, settings.seed)
     loss_of = LossOf(target, settings, data.gated.seen_ids)
     schedule = Schedule(data.num_steps, data.rows.micros_of, batches.batch_at, loss_of)
