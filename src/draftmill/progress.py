@@ -29,14 +29,14 @@ class Progress:
         self._first = self.done
         self._start = self._shown = self.clock()
 
-    def advance(self, count: int, note: str = "") -> None:
+    def advance(self, count: int, note: str | Callable[[], str] = "") -> None:
         """Adds `count` done units, and shows the line when it is due or the task is complete."""
         self.done += count
         now = self.clock()
         every = TERMINAL_EVERY_S if sys.stderr.isatty() else PLAIN_EVERY_S
-        if now - self._shown >= every or self.done >= self.total:
+        if now - self._shown >= every or (count and self.done >= self.total):
             self._shown = now
-            self._show(now, note)
+            self._show(now, note if isinstance(note, str) else note())
 
     def _show(self, now: float, note: str) -> None:
         line = f"{self.task}: {self.line(now)}{'  ' + note if note else ''}"

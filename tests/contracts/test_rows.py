@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from draftmill.contracts.rows import Row, RowError, encode_row, iter_lines, read_row
+from draftmill.contracts.rows import Row, RowError, aside, encode_row, iter_lines, read_row
 
 
 def line(**row: object) -> bytes:
@@ -52,7 +52,7 @@ def test_a_row_without_id_is_named_by_its_content() -> None:
         (b'{"messages": [{"role": ["user"], "content": "a"}]}', "unknown role"),
         (b'{"messages": [{"role": "user", "content": [1]}]}', "content is not text"),
         (b'{"messages": [{"role": "user", "content": "a", "thoughts": "b"}]}', "unknown message key"),
-        (b'{"id": [1], "prompt": "a"}', "id is neither text nor a number"),
+        (b'{"id": [1], "prompt": "a"}', "id is neither text nor a whole number"),
         (b'{"prompt": "a", "tools": "x"}', "tools is not a list"),
     ],
 )
@@ -75,3 +75,13 @@ def test_only_a_line_feed_ends_a_line(separator: str) -> None:
     numbered = list(iter_lines(data))
     assert [number for number, _ in numbered] == [1, 3]
     assert all(read_row(found) == row for _, found in numbered)
+
+
+def test_half_an_emoji_is_written_as_its_escape_and_the_row_says_why_it_is_aside() -> None:
+    row = Row(id="a", messages=({"role": "assistant", "content": "half \ud83d"},), only_last=True)
+    line = encode_row(aside(row, "not valid text"))
+    assert b"\\ud83d" in line and line.endswith(b"\n")
+    found = json.loads(line)
+    assert (found["reason"], found["messages"][0]["content"]) == ("not valid text", "half \ud83d")
+    whole = Row(id="a", messages=({"role": "user", "content": "\u2028"},), only_last=True)
+    assert read_row(encode_row(whole)) == whole

@@ -5,6 +5,7 @@ A room publishes `plan.json` first, then for each part its data file and after i
 """
 
 import hashlib
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ class InputFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part to make: its name and the inputs (keys, or row ids) it is made of, in order."""
+    """One part to make: its name and the inputs (keys, or pieces of them) it is made of, in order."""
 
     name: str
     inputs: tuple[str, ...]
@@ -42,17 +43,34 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return content_hash(self)
 
 
-class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """One row that did not reach the output: where it stood, its id where it had one, and why."""
+class Dropped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One row that did not reach the output: where it stood, its id where it had one, and why.
+
+    `reason` is a short fixed phrase that rows are counted by; `detail` what was special about this one.
+    """
 
     file: str
     line: int
     id: str | None
     reason: str
+    detail: str = ""
+
+
+class AsideFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of a part that were answered but are kept out of the set, each with its reason, in a file of their own."""
+
+    file: str
+    rows: int
+    bytes: int
+    sha256: str
+    reasons: dict[str, int]
 
 
 class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One complete part. `rows_in` = `rows` + len(`dropped`); `stats` is the room's own figures, summable."""
+    """One complete part. `rows_in` = `rows` + those of `set_aside` + len(`dropped`) + len(`failed`).
+
+    `failed` rows got no answer and may get one when they are asked again. `stats` is the room's own figures, summable.
+    """
 
     name: str
     file: str
@@ -64,6 +82,14 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
     plan: str
     stats: dict[str, Any] = {}
     dropped: tuple[Dropped, ...] = ()
+    set_aside: AsideFile | None = None
+    failed: tuple[Dropped, ...] = ()
+
+    @property
+    def files(self) -> tuple[tuple[str, int], ...]:
+        """Every data file of the part with its bytes."""
+        aside = () if self.set_aside is None else ((self.set_aside.file, self.set_aside.bytes),)
+        return ((self.file, self.bytes), *aside)
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,24 +125,27 @@ def make_card(
     room: str, plan: Plan, records: tuple[PartRecord, ...], content: dict[str, Any], run: dict[str, Any]
 ) -> Card:
     """The card of a complete set: parts, totals and drops from its records, and the room's own figures `content`."""
-    reasons = sorted({drop.reason for record in records for drop in record.dropped})
     whole = {
         "plan": plan.hash,
         "recipe": plan.recipe,
         "recipe_hash": content_hash(plan.recipe),
         "inputs": plan.inputs,
-        "parts": [
-            {"name": r.name, "file": r.file, "rows": r.rows, "tokens": r.tokens, "bytes": r.bytes, "sha256": r.sha256}
-            for r in records
-        ],
+        "parts": [_part_on_card(record) for record in records],
         "rows_in": sum(r.rows_in for r in records),
         "rows": sum(r.rows for r in records),
         "tokens": sum(r.tokens for r in records),
         "bytes": sum(r.bytes for r in records),
-        "dropped": {reason: sum(d.reason == reason for r in records for d in r.dropped) for reason in reasons},
+        "dropped": dict(sorted(Counter(d.reason for r in records for d in r.dropped).items())),
         "dropped_rows": [d for r in records for d in r.dropped],
         **content,
     }
     # As it will be read back, so that a fresh card equals a published one.
     whole = msgspec.json.decode(canonical_json(whole))
     return Card(room=room, content=whole, content_hash=content_hash(whole), run=run)
+
+
+def _part_on_card(record: PartRecord) -> dict[str, Any]:
+    r = record
+    shown = {"name": r.name, "file": r.file, "rows": r.rows, "tokens": r.tokens, "bytes": r.bytes, "sha256": r.sha256}
+    aside = {} if r.set_aside is None else {"set_aside": r.set_aside}
+    return {**shown, **aside, **({"failed": len(r.failed)} if r.failed else {})}

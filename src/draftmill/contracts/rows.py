@@ -1,12 +1,13 @@
 """Rows of conversation: read leniently, written strictly.
 
 A row has `id`, `messages` (`role`, `content`, `reasoning_content`, optional `tool_calls`), optional `tools` and
-`family`, and as a completion `finish_reason` and `sampling`; an assistant message may carry the engine's own
-`prompt_token_ids` and `token_ids`. Also read: `conversations` (`from`/`value`), `prompt`/`response`, `reasoning` and
-`thinking`.
+`family`, and as a completion `finish_reason`, `sampling` and `only_last`; an assistant message may carry the engine's
+own `prompt_token_ids` and `token_ids`. Also read: `conversations` (`from`/`value`), `prompt`/`response`, `reasoning`
+and `thinking`.
 """
 
 import hashlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +46,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tools: list[dict[str, Any]] | None = None
     finish_reason: str | None = None
     sampling: dict[str, Any] | None = None
+    only_last: bool = False
+    """Only the last answer is the target's own; answers before it were recorded elsewhere and came with the prompt."""
+
+
+class AsideRow(Row, frozen=True, kw_only=True, omit_defaults=True):
+    """A row kept out of the set, and why."""
+
+    reason: str
 
 
 def iter_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -76,6 +85,7 @@ def read_row(line: bytes) -> Row:
         tools=_optional(raw, "tools", list, row_id),
         finish_reason=_optional(raw, "finish_reason", str, row_id),
         sampling=_optional(raw, "sampling", dict, row_id),
+        only_last=bool(_optional(raw, "only_last", bool, row_id)),
     )
 
 
@@ -84,7 +94,7 @@ def _given_id(raw: dict[str, Any]) -> str | None:
     if value is None or value == "":
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise RowError("id is neither text nor a number", repr(value)[:80])
+        raise RowError("id is neither text nor a whole number", repr(value)[:80])
     return str(value)
 
 
@@ -135,5 +145,13 @@ def _optional(raw: dict[str, Any], key: str, kind: type, row_id: str | None) -> 
 
 
 def encode_row(row: Row) -> bytes:
-    """The row as one JSON line, newline included."""
-    return msgspec.json.encode(row) + b"\n"
+    """The row as one JSON line, newline included. A lone surrogate (half an emoji) is written as its escape."""
+    try:
+        return msgspec.json.encode(row) + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(row), separators=(",", ":")).encode() + b"\n"
+
+
+def aside(row: Row, reason: str) -> AsideRow:
+    """The row as it is kept out of the set."""
+    return AsideRow(**msgspec.structs.asdict(row), reason=reason)

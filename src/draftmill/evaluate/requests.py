@@ -13,6 +13,7 @@ from draftmill.chat.chat import Chat
 from draftmill.contracts.cards import Dropped, InputFile
 from draftmill.contracts.errors import InputError
 from draftmill.contracts.rows import Message, Row, RowError, iter_lines, read_row
+from draftmill.storage.row_files import numbered_lines
 from draftmill.storage.sets import open_set
 from draftmill.storage.store import sha256_of
 
@@ -45,9 +46,9 @@ def read_material(urls: Sequence[str], chat: Chat) -> Material:
     requests: list[Request] = []
     left_out: list[Dropped] = []
     for url in urls:
-        for file, data in _files(url):
+        for file, lines in _files(url):
             files.append(file)
-            for number, line in iter_lines(data):
+            for number, line in lines:
                 try:
                     requests += _requests(read_row(line), chat, is_prompt=url.endswith(PROMPTS_SUFFIX))
                 except RowError as error:
@@ -57,17 +58,18 @@ def read_material(urls: Sequence[str], chat: Chat) -> Material:
     return Material(tuple(files), _distinct(requests), tuple(left_out))
 
 
-def _files(url: str) -> Iterator[tuple[InputFile, bytes]]:
+def _files(url: str) -> Iterator[tuple[InputFile, Iterator[tuple[int, bytes]]]]:
+    """Every file with its numbered lines."""
     if url.endswith(PROMPTS_SUFFIX):
         path = Path(url).expanduser()
         if not path.is_file():
             raise InputError(f"{url}: no such file of prompts")
         data = path.read_bytes()
-        yield InputFile(key=path.name, size=len(data), identity=f"sha256:{sha256_of(data)}"), data
+        yield InputFile(key=path.name, size=len(data), identity=f"sha256:{sha256_of(data)}"), iter_lines(data)
         return
     reader = open_set(url, "generate")
     for file in reader.inputs:
-        yield file, reader.local(file).read_bytes()
+        yield file, numbered_lines(reader.local(file), file.key)
 
 
 def _requests(row: Row, chat: Chat, *, is_prompt: bool) -> list[Request]:

@@ -4,7 +4,7 @@
 reads what a card names (never what a listing finds) and checks every part against its record.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -42,7 +42,8 @@ class SetWriter:
         if found[0] is None or None in found:
             return None
         card = _decoded(found[0], Card, self.stores[0], CARD_FILE)
-        return card if all(self._holds(part["file"], part["bytes"]) for part in card.content["parts"]) else None
+        named = [f for part in card.content["parts"] for f in (part, part.get("set_aside")) if f]
+        return card if all(self._holds(f["file"], f["bytes"]) for f in named) else None
 
     def _holds(self, file: str, size: int) -> bool:
         return all(store.size(file) == size for store in self.stores)
@@ -55,7 +56,7 @@ class SetWriter:
             if found[0] is None or None in found:
                 continue
             record = _decoded(found[0], PartRecord, self.stores[0], record_file(part.name))
-            if self._holds(record.file, record.bytes):
+            if all(self._holds(file, size) for file, size in record.files):
                 complete[part.name] = record
         return complete
 
@@ -64,11 +65,33 @@ class SetWriter:
         done = self.records()
         return [part for part in self.plan.parts if part.name not in done]
 
-    def publish(self, record: PartRecord, data: bytes | Path) -> None:
-        """Writes the part's data, then its record, to every store."""
+    def share(self) -> None:
+        """Copies parts that one store holds whole to those that hold another or none: an output that was added, a run
+        that ended between two stores."""
+        for part in self.plan.parts if len(self.stores) > 1 else ():
+            found = [self._whole(store, part.name) for store in self.stores]
+            source = next((n for n, record in enumerate(found) if record is not None), None)
+            if source is None:
+                continue
+            record = found[source]
+            assert record is not None
+            for store in (s for s, there in zip(self.stores, found, strict=True) if there != record):
+                for file, _ in record.files:
+                    store.put(file, self.stores[source].get(file))
+                store.put(record_file(record.name), canonical_json(record))
+
+    def _whole(self, store: Store, part: str) -> PartRecord | None:
+        """The record of a part, if the store holds it and its files in full length."""
+        data = store.find(record_file(part))
+        record = None if data is None else _decoded(data, PartRecord, store, record_file(part))
+        return record if record and all(store.size(file) == size for file, size in record.files) else None
+
+    def publish(self, record: PartRecord, data: bytes | Path, beside: Mapping[str, Path] | None = None) -> None:
+        """Writes the part's data and what lies beside it (by file name), then its record, to every store."""
         assert record.plan == self.plan.hash, "a record cites the plan it was made for"
         for store in self.stores:
-            store.put(record.file, data)
+            for name, path in {**(beside or {}), record.file: data}.items():
+                store.put(name, path)
             store.put(record_file(record.name), canonical_json(record))
 
     def publish_file(self, name: str, data: bytes) -> None:
