@@ -17,8 +17,9 @@ from draftmill.storage.provenance import Stopwatch
 from draftmill.summary import summarize_run
 
 STAGES = (
-    ("generate train", "generate", {"split": "train"}),
-    ("generate held-out", "generate", {"split": "held-out"}),
+    # A finished set stays as the later rooms have read it, its failed rows included.
+    ("generate train", "generate", {"split": "train", "keep_finished": True}),
+    ("generate held-out", "generate", {"split": "held-out", "keep_finished": True}),
     ("tokenize", "tokenize", {}),
     ("train", "train", {}),
     ("evaluate", "evaluate", {}),

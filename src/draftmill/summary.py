@@ -24,7 +24,7 @@ def summarize_run(cards: Cards, places: dict[str, str], watch: Stopwatch) -> tup
         "ties": len(found["ties"]),
         "rows": {name: cards[name]["content"]["rows"] for name in _COUNTED},
         "tokens": {name: cards[name]["content"]["tokens"] for name in _COUNTED},
-        "dropped": {name: cards[name]["content"]["dropped"] for name in _COUNTED},
+        "left_out": {name: _left_out(cards[name]["content"]) for name in _COUNTED},
         "seconds": round(watch.wall_s(), 1),
         "seconds_of_work": {name: round(seconds, 1) for name, seconds in spent.items()},
         "cpu_seconds_of_work": {name: c["run"]["cpu_seconds"] for name, c in cards.items() if "run" in c},
@@ -36,18 +36,23 @@ def summarize_run(cards: Cards, places: dict[str, str], watch: Stopwatch) -> tup
 
 
 def _stage_lines(cards: Cards) -> list[str]:
-    lines = [f"{'stage':<20}{'rows':>8}{'tokens':>12}{'seconds':>10}{'cpu-s':>8}  dropped"]
+    lines = [f"{'stage':<20}{'rows':>8}{'tokens':>12}{'seconds':>10}{'cpu-s':>8}  left out"]
     for name in _COUNTED:
         content, run = cards[name]["content"], cards[name]["run"]
-        dropped = ", ".join(f"{count} {reason}" for reason, count in content["dropped"].items()) or "none"
+        left_out = ", ".join(f"{count} {reason}" for reason, count in _left_out(content).items()) or "none"
         lines.append(
             f"{name:<20}{content['rows']:>8,}{content['tokens']:>12,}"
-            f"{run['seconds']:>10,.0f}{run['cpu_seconds']:>8,.0f}  {dropped}"
+            f"{run['seconds']:>10,.0f}{run['cpu_seconds']:>8,.0f}  {left_out}"
         )
     run = cards["evaluate"]["run"]
     prompts = cards["evaluate"]["content"]["rows"]
     lines.append(f"{'evaluate':<20}{prompts:>8,}{'':>12}{run['seconds']:>10,.0f}{run['cpu_seconds']:>8,.0f}")
     return lines
+
+
+def _left_out(content: dict[str, Any]) -> dict[str, int]:
+    """Rows in that are not rows out, by reason."""
+    return {**content["dropped"], **content.get("set_aside", {}), **content.get("failed", {})}
 
 
 def _acceptance_lines(found: dict[str, Any]) -> list[str]:

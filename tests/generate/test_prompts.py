@@ -1,29 +1,24 @@
-"""Every line of a prompt file is a prompt of one split, or left out with its reason; answers in it are asked anew."""
+"""A row becomes what the target is asked, its own turns or each recorded one anew, or is left out with a reason."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from draftmill.contracts.errors import InputError, RecipeError
+from draftmill.contracts.cards import Dropped
 from draftmill.contracts.rows import RowError
-from draftmill.generate.prompts import PromptSet, cut_turns, read_prompts
-from draftmill.settings.generate import GenerateSettings
-from draftmill.storage.store import open_store
+from draftmill.generate.prompts import Prompt, Reading, cut_turns
+
+OWN, REPLAY = Reading("own", imports=False), Reading("replay", imports=False)
+TRACE = ("system", "user", "assistant", "tool", "assistant", "user", "assistant")
 
 
-def write(file: Path, *lines: Any) -> str:
-    file.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
-    return str(file)
-
-
-def read(*files: str, **settings: Any) -> PromptSet:
-    return read_prompts(GenerateSettings(input=files, output=("out",), target="t", **settings))
-
-
-def says(*roles: str) -> list[dict[str, str]]:
+def says(*roles: str) -> list[dict[str, Any]]:
     return [{"role": role, "content": f"{role} {n}"} for n, role in enumerate(roles)]
+
+
+def read(reading: Reading, *messages: dict[str, Any], **more: Any) -> list[Prompt | Dropped]:
+    return reading.prompts("p.jsonl", 7, json.dumps({"id": "r", "messages": messages, **more}).encode())
 
 
 def test_answers_are_left_out_and_mark_the_turns() -> None:
@@ -38,7 +33,7 @@ def test_answers_are_left_out_and_mark_the_turns() -> None:
         (("system",), "no user message"),
         (("assistant",), "no user message"),
         (("user", "assistant", "system"), "no user message"),
-        (("user", "assistant", "tool", "user"), "tool message"),
+        (("user", "assistant", "tool", "user"), "--turns replay keeps it"),
     ],
 )
 def test_a_row_without_something_to_answer_is_refused(roles: tuple[str, ...], reason: str) -> None:
@@ -46,75 +41,57 @@ def test_a_row_without_something_to_answer_is_refused(roles: tuple[str, ...], re
         cut_turns(says(*roles))
 
 
-def test_rows_left_out_keep_their_place_and_reason(tmp_path: Path) -> None:
-    row = {"id": "a", "prompt": "hi"}
-    file = write(
-        tmp_path / "p.jsonl", row, "", "{broken", row, {"id": "s", "messages": says("system")}, {"prompt": "x"}
-    )
-    (part,) = read(file).parts
-    assert part.prompts[0].row.id == "a" and len(part.prompts) == 2
-    assert [(d.file, d.line, d.id, d.reason) for d in part.dropped] == [
-        ("p.jsonl", 3, None, "broken JSON"),
-        ("p.jsonl", 4, "a", "id of an earlier row"),
-        ("p.jsonl", 5, "s", "no user message to answer"),
-    ]
+def test_replay_asks_for_each_recorded_answer_from_the_recorded_history() -> None:
+    messages = says(*TRACE)
+    messages[2] |= {"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}], "reasoning_content": "why"}
+    messages[4] |= {"token_ids": [1], "prompt_token_ids": [2]}
+    prompts = read(REPLAY, *messages, tools=[{"name": "f"}])
+    assert all(isinstance(prompt, Prompt) and len(prompt.turns) == 1 for prompt in prompts)
+    asked = {prompt.id: prompt.turns[0] for prompt in prompts if isinstance(prompt, Prompt)}
+    assert {row_id: len(turn) for row_id, turn in asked.items()} == {"r#0": 2, "r#1": 4, "r#2": 6}
+    assert asked["r#1"][2]["tool_calls"] and asked["r#1"][2]["reasoning_content"] == "why"
+    assert asked["r#1"][3] == {"role": "tool", "content": "tool 3"}
+    # Ids in the history belong to a row of their own: trained on here as well, they would count twice.
+    assert not any("token_ids" in message for message in asked["r#2"])
 
 
-def test_an_id_repeated_in_another_file_is_asked_once(tmp_path: Path) -> None:
-    first = write(tmp_path / "1.jsonl", {"id": 7, "prompt": "hi"})
-    second = write(tmp_path / "2.jsonl", {"id": "7", "prompt": "hi"}, {"id": "8", "prompt": "ho"})
-    (part,) = read(first, second).parts
-    assert [p.row.id for p in part.prompts] == ["7", "8"]
+def test_replay_counts_every_answer_and_says_which_cannot_be_asked_for() -> None:
+    greeting = read(REPLAY, *says("assistant", "user", "assistant", "assistant", "user"))
+    assert [(p.id, isinstance(p, Prompt)) for p in greeting] == [("r#1", True), ("r#2", False), ("r#3", True)]
+    (nothing,) = read(REPLAY, *says("system", "assistant"))
+    assert isinstance(nothing, Dropped) and nothing.reason == "no user message to answer"
+    (open_end,) = read(REPLAY, *says("user"))
+    assert open_end.id == "r#0"
 
 
-def test_each_line_falls_on_one_side_of_the_split_and_order_does_not_matter(tmp_path: Path) -> None:
-    lines = [{"id": str(n), "prompt": "x"} for n in range(200)] + ["{broken", "{also broken"]
-    file = write(tmp_path / "p.jsonl", *lines)
-    sides = {s: read(file, split=s, held_out_frac=0.3) for s in ("train", "held-out")}
-    ids = {s: {p.row.id for part in found.parts for p in part.prompts} for s, found in sides.items()}
-    assert ids["train"] | ids["held-out"] == {str(n) for n in range(200)}
-    assert not ids["train"] & ids["held-out"]
-    assert 40 < len(ids["held-out"]) < 80
-    counts = [sum(len(p.prompts) + len(p.dropped) for p in found.parts) + found.num_other for found in sides.values()]
-    assert counts == [202, 202]
-    assert sum(len(p.dropped) for found in sides.values() for p in found.parts) == 2
-    back = read(write(tmp_path / "back.jsonl", *lines[::-1]), split="held-out", held_out_frac=0.3)
-    assert {p.row.id for part in back.parts for p in part.prompts} == ids["held-out"]
+def test_a_row_is_left_out_with_its_place_and_reason() -> None:
+    for line, reason in (
+        (b"{", "broken JSON"),
+        (b"[1]", "not a JSON object"),
+        (b'{"prompt": " "}', "an empty user message"),
+    ):
+        (left,) = OWN.prompts("p.jsonl", 3, line)
+        assert isinstance(left, Dropped) and (left.file, left.line, left.reason) == ("p.jsonl", 3, reason)
 
 
-def test_parts_are_cut_by_prompts(tmp_path: Path) -> None:
-    file = write(tmp_path / "p.jsonl", *({"id": str(n), "prompt": "x"} for n in range(5)), "{broken")
-    parts = read(file, part_rows=2).parts
-    assert [(p.name, len(p.prompts), len(p.dropped)) for p in parts] == [
-        ("part-00000", 2, 0),
-        ("part-00001", 2, 0),
-        ("part-00002", 1, 1),
-    ]
+def test_an_answer_with_ids_is_taken_as_it_is_only_where_that_is_asked_for() -> None:
+    answered = [*says("user"), {"role": "assistant", "content": "a", "token_ids": [1], "prompt_token_ids": [2]}]
+    (anew,) = read(OWN, *answered)
+    assert isinstance(anew, Prompt) and not anew.is_answered and len(anew.turns) == 1
+    (taken,) = read(Reading("own", imports=True), *answered)
+    assert isinstance(taken, Prompt) and taken.is_answered
+    (unanswered,) = read(Reading("own", imports=True), *answered, *says("user"))
+    assert isinstance(unanswered, Prompt) and len(unanswered.turns) == 2
 
 
-def test_line_separators_inside_text_do_not_cut_a_row(tmp_path: Path) -> None:
-    text = "a\u2028b\u2029c\u0085d"
-    file = tmp_path / "p.jsonl"
-    file.write_text(json.dumps({"id": "1", "prompt": text}, ensure_ascii=False) + "\n")
-    assert read(str(file)).parts[0].prompts[0].turns[0][0]["content"] == text
+def test_rows_that_ask_the_same_have_the_same_content_whatever_was_answered_before() -> None:
+    def content(reading: Reading, *messages: dict[str, Any], **more: Any) -> bytes:
+        (prompt, *_) = read(reading, *messages, **more)
+        assert isinstance(prompt, Prompt)
+        return reading.content(prompt)
 
-
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"none\.jsonl: no such file"):
-        read(str(tmp_path / "none.jsonl"))
-    with pytest.raises(RecipeError, match=r"read from \.jsonl files"):
-        read(str(tmp_path))
-    with pytest.raises(InputError, match=r"empty\.jsonl: no rows"):
-        read(write(tmp_path / "empty.jsonl", ""))
-    with pytest.raises(InputError, match=r"bad\.jsonl line 1: broken JSON"):
-        read(write(tmp_path / "bad.jsonl", "{"))
-    with pytest.raises(InputError, match="none of 1 rows falls into split 'held-out'"):
-        read(write(tmp_path / "one.jsonl", {"id": "1", "prompt": "x"}), split="held-out", held_out_frac=0.0)
-
-
-def test_prompts_in_an_object_store_are_read_like_local_ones(tmp_path: Path, s3_url: str) -> None:
-    local = write(tmp_path / "p.jsonl", {"id": "1", "prompt": "x"})
-    open_store(s3_url).put("p.jsonl", Path(local))
-    assert read(f"{s3_url}/p.jsonl") == read(local)
-    with pytest.raises(InputError, match=r"none\.jsonl: no such file"):
-        read(f"{s3_url}/none.jsonl")
+    asked, other = says("system", "user"), {"role": "assistant", "content": "something else"}
+    assert content(OWN, *asked) == content(OWN, *asked, other)
+    assert content(REPLAY, *asked) != content(REPLAY, *asked, other)
+    assert content(OWN, *asked) != content(OWN, *asked, tools=[{"name": "f"}])
+    assert content(OWN, *asked) != content(OWN, *says("user"))

@@ -1,110 +1,175 @@
 """One row on its way: the target answers turn after turn, on its own earlier answers; all of them or none."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from draftmill.chat.chat import Chat
 from draftmill.contracts.cards import Dropped
-from draftmill.contracts.rows import Message, Row, RowError
+from draftmill.contracts.errors import ServingError
+from draftmill.contracts.rows import Message, Row, RowError, aside, encode_row
+from draftmill.generate.answers import Answer, fault_of, sort_out
+from draftmill.generate.exclusion import EXCLUDED
+from draftmill.generate.figures import AnswerFigures
+from draftmill.generate.manner import Manner
 from draftmill.generate.prompts import Prompt
-from draftmill.serving.protocol import Choice
-
-THINK, END_THINK = "<think>", "</think>"
+from draftmill.serving.protocol import ChatAnswer, Choice, Sampling
 
 TOO_LONG = "prompt too long for the target's window"
-CUT = "cut at max_new_tokens"
-EMPTY = "empty answer"
-OPEN_THINKING = "thinking never ended"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the target answers next."""
+
+    messages: list[Message]
+    prompt_ids: list[int]
+    max_tokens: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A row that is done, as one JSON line: part of the set, or set aside for `reason`."""
+
+    id: str
+    reason: str | None
+    data: bytes
+    figures: AnswerFigures
 
 
 class Conversation:
-    """`prompt_ids` is what the target reads next; None once the row is whole or dropped."""
+    """`asked` is what the target answers next; None once the row is done: then `end` says how it ended."""
 
-    def __init__(self, prompt: Prompt, chat: Chat, max_prompt_tokens: int) -> None:
+    def __init__(self, prompt: Prompt, manner: Manner) -> None:
         self.prompt = prompt
-        self.prompt_ids: list[int] | None = None
-        self.dropped: Dropped | None = None
-        self._chat = chat
-        self._max_prompt_tokens = max_prompt_tokens
+        self.asked: Asked | None = None
+        self.end: Kept | Dropped | None = None
+        self._manner = manner
         self._messages: list[Message] = []
-        self._num_answered = 0
-        self._is_thinking = False
-        self._finish_reason: str | None = None
-        self._render_next()
+        self._answers: list[Answer] = []
+        self._requests: list[dict[str, Any]] = []
+        self._num_differing = 0
+        turns = [message for turn in prompt.turns for message in turn]
+        if manner.exclusion and (place := manner.exclusion.find(turns)):
+            self.end = prompt.dropped(EXCLUDED, place)
+        else:
+            self._ask_next()
 
-    def take(self, choice: Choice, *, keeps_cut: bool) -> None:
-        """Adds the target's answer to the current turn, and renders the next one if there is one."""
-        assert self.prompt_ids is not None, "an answer belongs to a prompt"
-        is_last = self._num_answered + 1 == len(self.prompt.turns)
-        try:
-            # A later turn on a cut answer would be a conversation that never takes place.
-            if choice.finish_reason == "length" and not (keeps_cut and is_last):
-                raise RowError(CUT)
-            message = answer_message(self._chat, self.prompt_ids, choice, is_thinking=self._is_thinking)
-        except RowError as error:
-            self._drop(error.reason)
-            return
-        self._messages.append(message)
-        self._num_answered += 1
-        self._finish_reason = choice.finish_reason
-        self._render_next()
-
-    def row(self, sampling: dict[str, Any]) -> Row:
-        """The whole row, answered."""
-        assert self.dropped is None and self.prompt_ids is None, "a row is given when it is whole"
-        return Row(
-            id=self.prompt.row.id,
-            messages=tuple(self._messages),
-            family=self.prompt.row.family,
-            tools=self.prompt.row.tools,
-            finish_reason=self._finish_reason,
-            sampling=sampling,
+    def take_choice(self, choice: Choice) -> None:
+        """Adds an answer given as token ids alone. Text is decoded from them, special tokens inside it included."""
+        assert self.asked is not None, "an answer belongs to a prompt"
+        written = choice.token_ids if choice.finish_reason == "length" else choice.token_ids[:-1]
+        self._take(
+            Answer(
+                content=self._manner.chat.decode(written),
+                reasoning=None,
+                tool_calls=None,
+                finish_reason=choice.finish_reason,
+                prompt_ids=self.asked.prompt_ids,
+                token_ids=choice.token_ids,
+                num_prompt_tokens=len(self.asked.prompt_ids),
+                num_tokens=len(choice.token_ids),
+                is_open=False,
+            )
         )
 
-    def _render_next(self) -> None:
-        self.prompt_ids = None
-        if self._num_answered == len(self.prompt.turns):
-            return
-        self._messages.extend(self.prompt.turns[self._num_answered])
+    def take_chat(self, said: ChatAnswer) -> None:
+        """Adds an answer given as a message; ServingError where the engine did not read what it was sent."""
+        assert self.asked is not None, "an answer belongs to a prompt"
+        ours = self.asked.prompt_ids
+        theirs = said.prompt_token_ids
+        num_theirs = said.prompt_tokens if theirs is None else len(theirs)
+        is_same = theirs == ours if theirs is not None else num_theirs in (None, len(ours))
+        if not is_same:
+            self._refuse_lost_reasoning(theirs, num_theirs)
+            self._num_differing += 1
+        # Ids without their prompt are of use where the prompt is known all the same.
+        prompt_ids = ours if theirs is None and num_theirs == len(ours) else theirs
+        token_ids = said.token_ids if prompt_ids is not None else None
+        text = (said.content or "", said.reasoning or "")
+        self._take(
+            Answer(
+                content=text[0],
+                reasoning=said.reasoning,
+                tool_calls=said.tool_calls,
+                finish_reason=said.finish_reason,
+                prompt_ids=prompt_ids,
+                token_ids=token_ids,
+                num_prompt_tokens=len(ours) if num_theirs is None else num_theirs,
+                num_tokens=self._num_tokens(said, "".join(text)),
+                is_open=False,
+            )
+        )
+
+    def _num_tokens(self, said: ChatAnswer, text: str) -> int:
+        if said.token_ids is not None:
+            return len(said.token_ids)
+        if said.completion_tokens is not None:
+            return said.completion_tokens
+        return len(self._manner.chat.encode(text.encode(errors="replace").decode()))
+
+    def _refuse_lost_reasoning(self, theirs: list[int] | None, num_theirs: int | None) -> None:
+        """ServingError where the engine's prompt is ours without the reasoning of earlier turns (vllm#38488)."""
+        assert self.asked is not None
+        bare = [{k: v for k, v in m.items() if k != "reasoning_content"} for m in self.asked.messages]
+        ids = self._manner.chat.encode(self._manner.render(bare, self.prompt.row.tools))
+        if ids != self.asked.prompt_ids and (ids == theirs if theirs is not None else len(ids) == num_theirs):
+            raise ServingError(
+                f"row {self.prompt.id!r}: an endpoint left the reasoning of earlier turns out of the prompt (it read "
+                f"{num_theirs} tokens, {len(self.asked.prompt_ids)} were sent), so later turns would answer another "
+                "conversation: serve the target with an engine that reads reasoning_content or reasoning in messages"
+            )
+
+    def _take(self, answer: Answer) -> None:
+        assert self.asked is not None
+        thinks, limits = self._manner.thinks, self._manner.settings
+        answer = sort_out(answer, self._manner.chat, thinks=thinks)
+        self._answers.append(answer)
+        self._requests.append({**self.asked.sampling.explicit(self.asked.max_tokens)})
+        self._messages.append(answer.message())
+        self.asked = None
+        is_last = len(self._answers) == len(self.prompt.turns)
+        if fault := fault_of(answer, limits, thinks=thinks, is_last=is_last):
+            self._close(fault)
+        elif is_last:
+            self._close(None)
+        else:
+            self._ask_next()
+
+    def _ask_next(self) -> None:
+        turn = len(self._answers)
+        self._messages.extend(self.prompt.turns[turn])
         try:
-            text = self._chat.render(self._messages, add_generation_prompt=True, tools=self.prompt.row.tools)
-            ids = self._chat.encode(text)
+            ids = self._manner.chat.encode(self._manner.render(self._messages, self.prompt.row.tools))
         except RowError as error:
-            self._drop(error.reason)
+            self.end = self.prompt.dropped(error.reason, str(error))
             return
-        if len(ids) > self._max_prompt_tokens:
-            self._drop(TOO_LONG)
+        max_tokens = self._manner.max_tokens(len(ids))
+        if max_tokens < 1:
+            self.end = self.prompt.dropped(TOO_LONG, f"{len(ids):,} tokens, window {self._manner.window:,}")
             return
-        self.prompt_ids = ids
-        self._is_thinking = text.rstrip().endswith(THINK)
+        self.asked = Asked(self._messages, ids, max_tokens, self._manner.sampling(self.prompt.id, turn))
 
-    def _drop(self, reason: str) -> None:
-        self.prompt_ids = None
-        self.dropped = self.prompt.dropped(reason)
+    def _close(self, reason: str | None) -> None:
+        row = self.prompt.row
+        made = Row(
+            id=self.prompt.id,
+            messages=tuple(self._messages),
+            family=row.family,
+            tools=row.tools,
+            finish_reason=self._answers[-1].finish_reason,
+            sampling=self._sampling(),
+            only_last=self.prompt.id != row.id,
+        )
+        data = encode_row(aside(made, reason) if reason else made)
+        figures = AnswerFigures.of(self._answers, self._num_differing)
+        self.end = Kept(self.prompt.id, reason, data, figures)
 
-
-def answer_message(chat: Chat, prompt_ids: list[int], choice: Choice, *, is_thinking: bool) -> Message:
-    """The assistant message of one answer, its reasoning split off; RowError where there is no answer in it.
-
-    Text is decoded from the ids, special tokens inside the answer included: that is what the target wrote.
-    """
-    is_stopped = choice.finish_reason == "stop"
-    text = chat.decode(choice.token_ids[:-1] if is_stopped else choice.token_ids)
-    reasoning, content = split_reasoning(text, is_thinking=is_thinking)
-    if is_stopped and reasoning is not None and END_THINK not in text:
-        raise RowError(OPEN_THINKING)
-    if not content.strip() and (is_stopped or not reasoning):
-        raise RowError(EMPTY)
-    message: Message = {"role": "assistant", "content": content}
-    if reasoning is not None:
-        message["reasoning_content"] = reasoning
-    return message | {"prompt_token_ids": prompt_ids, "token_ids": choice.token_ids}
-
-
-def split_reasoning(text: str, *, is_thinking: bool) -> tuple[str | None, str]:
-    """Reasoning (None where there is none) and content. `is_thinking`: the prompt ends inside an open think block."""
-    before, end, after = text.partition(END_THINK)
-    if end:
-        return before.removeprefix("\n").removeprefix(THINK).strip("\n"), after.lstrip("\n")
-    if is_thinking or text.lstrip().startswith(THINK):
-        return text.lstrip().removeprefix(THINK).strip("\n"), ""
-    return None, text
+    def _sampling(self) -> dict[str, Any]:
+        """As sent for the last turn, and what differed in turns before."""
+        switches = self._manner.settings.switches
+        earlier = [{key: sent[key] for key in ("seed", "max_tokens")} for sent in self._requests[:-1]]
+        return {
+            **self._requests[-1],
+            **({"chat_template_kwargs": switches} if switches else {}),
+            **({"earlier_turns": earlier} if earlier and self._manner.settings.endpoint else {}),
+        }

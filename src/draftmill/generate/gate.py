@@ -1,44 +1,91 @@
-"""The gate: a set of which too much was lost, repeated or left empty is refused, with the figures that say so."""
+"""The gate: a set of which too much was lost, repeated, cut or left empty is refused, with the figures that say so."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from draftmill.contracts.cards import PartRecord
 from draftmill.contracts.errors import DataGateError
-from draftmill.generate.conversation import EMPTY
-from draftmill.generate.prompts import REPEATED_ID
-from draftmill.settings.generate import GenerateSettings
+from draftmill.generate.answers import CUT, EMPTY, LOCKED, OPEN_THINKING
+from draftmill.generate.exclusion import EXCLUDED
+from draftmill.generate.survey import REPEATED_CONTENT, REPEATED_ID
+from draftmill.settings.generate import GenerateGate
+
+_REPEATED = (REPEATED_ID, REPEATED_CONTENT)
+_EMPTY = (EMPTY, OPEN_THINKING)
 
 
-def judge(records: Sequence[PartRecord], limits: GenerateSettings, what: str) -> None:
-    """DataGateError naming every share beyond its threshold, and the flag that moves it."""
-    rows_in = sum(record.rows_in for record in records)
-    if rows_in < limits.min_judged:
-        return
-    reasons = Counter(drop.reason for record in records for drop in record.dropped)
-    repeated, empty = reasons[REPEATED_ID], reasons[EMPTY]
-    other = ", ".join(f"{reason}: {n:,}" for reason, n in reasons.most_common() if reason not in (REPEATED_ID, EMPTY))
-    shares = (
-        (reasons.total() - repeated - empty, f"were dropped ({other})", limits.max_dropped_frac, "max-dropped-frac"),
-        (repeated, "repeat the id of another", limits.max_duplicate_frac, "max-duplicate-frac"),
-        (empty, "were answered with nothing", limits.max_empty_frac, "max-empty-frac"),
-    )
-    found = [
-        f"{count / rows_in:.1%} of {rows_in:,} rows {words}; at most {limit:.1%} may: --{flag}"
-        for count, words, limit, flag in shares
-        if count > limit * rows_in
-    ]
-    _refuse(what, found)
+def judge(records: Sequence[PartRecord], limits: GenerateGate, what: str) -> None:
+    """DataGateError naming every share beyond its threshold, and the flag that moves it. Failed rows are not judged:
+    they may get their answers yet."""
+    _refuse(what, _beyond(records, limits, _shares(records, limits)))
 
 
-def judge_whole(records: Sequence[PartRecord], limits: GenerateSettings) -> None:
-    """As `judge`, of the whole set, which must have rows besides."""
+def judge_whole(records: Sequence[PartRecord], limits: GenerateGate) -> None:
+    """As `judge`, of the whole set, which must have rows besides, and few that failed."""
     rows = sum(record.rows for record in records)
     if rows < limits.min_rows:
-        reasons = Counter(drop.reason for record in records for drop in record.dropped)
-        lost = ", ".join(f"{reason}: {n:,}" for reason, n in reasons.most_common())
-        _refuse("the set", [f"{rows:,} rows have an answer ({lost}); at least {limits.min_rows:,} must: --min-rows"])
-    judge(records, limits, "the set")
+        lost = ", ".join(f"{reason}: {n:,}" for reason, n in losses(records).most_common())
+        found = [f"{rows:,} rows have an answer ({lost}); at least {limits.min_rows:,} must: --min-rows"]
+        _refuse("the set", found)
+    failed = Counter(drop.reason for record in records for drop in record.failed)
+    share = (failed, "failed: run the same command again, which asks for exactly them,", limits.max_failed_frac)
+    _refuse("the set", _beyond(records, limits, [(*share, "max-failed-frac"), *_shares(records, limits)]))
+
+
+_Share = tuple["Counter[str]", str, float, str]
+
+
+def _shares(records: Sequence[PartRecord], limits: GenerateGate) -> list[_Share]:
+    """For each judged kind of loss: its rows by reason, what they are, the largest share, and its flag."""
+    dropped = Counter(drop.reason for record in records for drop in record.dropped)
+    aside = aside_of(records)
+    return [
+        (_without(dropped, (*_REPEATED, EXCLUDED)), "were dropped", limits.max_dropped_frac, "max-dropped-frac"),
+        (_only(dropped, _REPEATED), "repeat another", limits.max_duplicate_frac, "max-duplicate-frac"),
+        (_only(aside, _EMPTY), "were answered with nothing", limits.max_empty_frac, "max-empty-frac"),
+        (_only(aside, (CUT,)), "have an answer that was cut", limits.max_cut_frac, "max-cut-frac"),
+        (_only(aside, (LOCKED,)), "end in a cycle", limits.max_repetition_frac, "max-repetition-frac"),
+        (
+            _without(aside, (*_EMPTY, CUT, LOCKED)),
+            "have an answer that cannot be used",
+            limits.max_broken_frac,
+            "max-broken-frac",
+        ),
+    ]
+
+
+def _beyond(records: Sequence[PartRecord], limits: GenerateGate, shares: Sequence[_Share]) -> list[str]:
+    rows_in = sum(record.rows_in for record in records)
+    judged = max(rows_in, limits.min_judged)
+    return [
+        f"{reasons.total():,} of {rows_in:,} rows ({reasons.total() / rows_in:.1%}) {words} "
+        f"({', '.join(f'{reason}: {n:,}' for reason, n in reasons.most_common())}); at most {limit:.1%} of "
+        f"{judged:,} may: --{flag}"
+        for reasons, words, limit, flag in shares
+        if reasons.total() > limit * judged
+    ]
+
+
+def losses(records: Sequence[PartRecord]) -> Counter[str]:
+    """Rows that are not in the set, by reason."""
+    lost = Counter(drop.reason for record in records for drop in (*record.dropped, *record.failed))
+    return lost + aside_of(records)
+
+
+def aside_of(records: Sequence[PartRecord]) -> Counter[str]:
+    """Rows set aside, by reason."""
+    found: Counter[str] = Counter()
+    for record in records:
+        found.update(record.set_aside.reasons if record.set_aside else {})
+    return found
+
+
+def _only(counts: Counter[str], reasons: Collection[str]) -> Counter[str]:
+    return Counter({reason: n for reason, n in counts.items() if reason in reasons})
+
+
+def _without(counts: Counter[str], reasons: Collection[str]) -> Counter[str]:
+    return Counter({reason: n for reason, n in counts.items() if reason not in reasons})
 
 
 def _refuse(what: str, found: list[str]) -> None:
@@ -46,5 +93,6 @@ def _refuse(what: str, found: list[str]) -> None:
         raise DataGateError(
             f"the gate refuses {what}:\n  - "
             + "\n  - ".join(found)
-            + "\nLook at the rows named in the part records; give the flag named above where the data are meant so"
+            + "\nLook at the rows that the part records name and at the .aside files; give the flag named above where "
+            "the data are meant so"
         )

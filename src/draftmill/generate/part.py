@@ -1,133 +1,110 @@
-"""One part in the making: its rows arrive batch by batch, in any order, and are written in the order of the prompts."""
+"""One part in the making: its prompts are read as they are asked for, and how each ended goes to the spool.
 
-from collections import Counter
+It holds the ids of its prompts and which of them failed, not their rows: a part that waits for one slow answer costs
+little. A published part of which rows had failed is taken up again: those are asked, the others stay as they are.
+"""
+
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from draftmill.chat.chat import Chat
 from draftmill.contracts.cards import Dropped, PartRecord
-from draftmill.contracts.rows import Row, encode_row
-from draftmill.generate.conversation import Conversation
-from draftmill.generate.prompts import PromptPart
-from draftmill.storage.store import sha256_of
+from draftmill.generate.conversation import Conversation, Kept
+from draftmill.generate.imports import taken_as_is
+from draftmill.generate.intake import Intake
+from draftmill.generate.manner import Manner
+from draftmill.generate.meter import Meter
+from draftmill.generate.spool import SpoolFile
+from draftmill.generate.survey import Span
+from draftmill.storage.row_files import numbered_lines
 
-Batch = list[Conversation]
+Kind = Literal["row", "aside"]
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How prompts become batches, and what a prompt and an answer may be."""
+class Published:
+    """A part as it was published, with local copies of its files by their names."""
 
-    max_prompt_tokens: int
-    max_new_tokens: int
-    batch_rows: int
-    keeps_cut: bool
+    record: PartRecord
+    local: dict[str, Path]
+
+    def lines(self, kind: Kind) -> Iterator[bytes]:
+        """Its rows, or those set aside, in order, line ends included."""
+        aside = self.record.set_aside
+        name = self.record.file if kind == "row" else aside.file if aside else None
+        if name is not None:
+            for _, line in numbered_lines(self.local[name], name):
+                yield line + b"\n"
 
 
-@dataclass
 class OpenPart:
-    """A part whose conversations are rendered and cut into batches; `num_left` batches are still to be answered."""
+    """A part whose prompts are being answered. `ids` are its prompts so far, in order; `left_out` its other rows."""
 
-    source: PromptPart
-    conversations: list[Conversation]
-    batches: list[Batch]
-    num_left: int
+    def __init__(self, span: Span, file: SpoolFile, published: Published | None, meter: Meter) -> None:
+        self.span = span
+        self.file = file
+        self.published = published
+        self.is_closing = False
+        self.ids: list[str] = []
+        self.left_out: list[Dropped] = []
+        self.failed: dict[str, Dropped] = {}
+        self._again = {drop.id for drop in published.record.failed} if published else None
+        self._meter = meter
+        self._done: set[str] = set()
+        self._num_open = 0
+        self._is_read = False
 
-    def record(self, plan: str, sampling: dict[str, Any]) -> tuple[PartRecord, bytes]:
-        """The record and the data of the part, all of its batches answered."""
-        assert self.num_left == 0, "a part is written whole"
-        rows = [c.row(sampling) for c in self.conversations if c.dropped is None]
-        data = b"".join(map(encode_row, rows))
-        dropped = (*self.source.dropped, *(c.dropped for c in self.conversations if c.dropped is not None))
-        figures = AnswerFigures.of(rows)
-        record = PartRecord(
-            name=self.source.name,
-            file=f"{self.source.name}.jsonl",
-            rows_in=len(rows) + len(dropped),
-            rows=len(rows),
-            tokens=figures.completion_tokens,
-            bytes=len(data),
-            sha256=sha256_of(data),
-            plan=plan,
-            stats=figures.as_stats(),
-            dropped=tuple(sorted(dropped, key=_place)),
-        )
-        return record, data
+    @property
+    def is_whole(self) -> bool:
+        """Whether every prompt has come to its end."""
+        return self._is_read and self._num_open == 0
 
+    def concerns(self, row_id: str) -> bool:
+        """Whether the prompt is to come to an end here: of a part taken up again, only those that failed are."""
+        return self._again is None or row_id in self._again
 
-def open_part(source: PromptPart, chat: Chat, limits: Limits) -> OpenPart:
-    """Renders the prompts of a part and cuts them into batches, of like lengths so that little is padding."""
-    conversations = [Conversation(prompt, chat, limits.max_prompt_tokens) for prompt in source.prompts]
-    waiting = [c for c in conversations if c.prompt_ids is not None]
-    waiting.sort(key=lambda c: len(c.prompt_ids or ()))  # stable: equal lengths keep the order of the input
-    batches = list(_chunks(waiting, limits.batch_rows))
-    return OpenPart(source, conversations, batches, num_left=len(batches))
+    def is_done(self, talk: Conversation) -> bool:
+        """Whether the row was answered by an earlier run already."""
+        return talk.prompt.id in self._done
 
+    def conversations(self, intake: Intake, manner: Manner) -> Iterator[Conversation]:
+        """The prompts to ask, those that are done already among them; each is to be ended by `keep` or `fail`.
 
-def _chunks(waiting: list[Conversation], size: int) -> Iterator[Batch]:
-    for start in range(0, len(waiting), size):
-        yield waiting[start : start + size]
+        They are read as they are taken, so the part is not whole before this has come to its end.
+        """
+        self.file.mend()
+        self._done = set(self.file.places())
+        for unit in intake.units(self.span):
+            if isinstance(unit, Dropped):
+                self.left_out.append(unit)
+                continue
+            self.ids.append(unit.id)
+            if not self.concerns(unit.id):
+                continue
+            self._num_open += 1
+            talk = None if unit.is_answered else Conversation(unit, manner)
+            if talk is None:
+                self.keep(unit.id, taken_as_is(unit, manner))
+            elif talk.end is None:
+                yield talk
+            else:
+                self.keep(unit.id, talk.end)
+        self._is_read = True
 
+    def keep(self, row_id: str, end: Kept | Dropped | None) -> None:
+        """Saves how a prompt ended, unless an earlier run saved it already."""
+        if row_id in self._done:
+            self._meter.skip()
+        else:
+            assert end is not None, "a row is saved when it is done"
+            self.file.append(end)
+            self._done.add(row_id)
+            self._meter.ended(end)
+        self._num_open -= 1
 
-def _place(drop: Dropped) -> tuple[str, int]:
-    return drop.file, drop.line
-
-
-@dataclass(frozen=True)
-class AnswerFigures:
-    """Sums over answers, of one part or of many; `lengths` counts answers by their tokens."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    finish_reasons: Counter[str] = field(default_factory=Counter)
-    lengths: Counter[int] = field(default_factory=Counter)
-
-    @classmethod
-    def of(cls, rows: list[Row]) -> "AnswerFigures":
-        """The figures of some rows."""
-        answers = [m for row in rows for m in row.messages if m["role"] == "assistant"]
-        return cls(
-            prompt_tokens=sum(len(m["prompt_token_ids"]) for m in answers),
-            completion_tokens=sum(len(m["token_ids"]) for m in answers),
-            finish_reasons=Counter(row.finish_reason or "" for row in rows),
-            lengths=Counter(len(m["token_ids"]) for m in answers),
-        )
-
-    @classmethod
-    def read(cls, stats: dict[str, Any]) -> "AnswerFigures":
-        """The figures a part record holds."""
-        lengths = Counter({int(length): count for length, count in stats["lengths"].items()})
-        return cls(stats["prompt_tokens"], stats["completion_tokens"], Counter(stats["finish_reasons"]), lengths)
-
-    def __add__(self, other: "AnswerFigures") -> "AnswerFigures":
-        return AnswerFigures(
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.finish_reasons + other.finish_reasons,
-            self.lengths + other.lengths,
-        )
-
-    def as_stats(self) -> dict[str, Any]:
-        """The figures as a part record keeps them."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "finish_reasons": dict(self.finish_reasons),
-            "lengths": {str(length): count for length, count in sorted(self.lengths.items())},
-        }
-
-    def as_content(self) -> dict[str, Any]:
-        """The figures as a card shows them, lengths of answers in tokens."""
-        quantiles = {f"p{percent}": self.length_at(percent / 100) for percent in (50, 95)}
-        lengths = {**quantiles, "max": max(self.lengths, default=0)}
-        return {**self.as_stats(), "lengths": lengths}
-
-    def length_at(self, frac: float) -> int:
-        """The shortest length that at least `frac` of the answers do not exceed; 0 without answers."""
-        wanted, passed = frac * self.lengths.total(), 0
-        for length, count in sorted(self.lengths.items()):
-            passed += count
-            if passed >= wanted:
-                return length
-        return 0
+    def fail(self, talk: Conversation, reason: str, detail: str) -> None:
+        """Notes that no answer was to be had; a later run asks again."""
+        self._num_open -= 1
+        self.failed[talk.prompt.id] = talk.prompt.dropped(reason, detail)
+        self._meter.ended(None)

@@ -1,4 +1,4 @@
-"""The plan of a completions set: the settings, prompts and target its bytes depend on, frozen before any is asked."""
+"""The plan of a completions set: the settings, prompts and target that it depends on, frozen before any is asked."""
 
 import sys
 from dataclasses import dataclass
@@ -10,53 +10,93 @@ import msgspec
 from draftmill.chat.chat import Chat, open_chat
 from draftmill.contracts.cards import Plan, PlannedPart
 from draftmill.contracts.errors import InputError, RecipeError
-from draftmill.generate.part import Limits
-from draftmill.generate.prompts import PromptSet, read_prompts
+from draftmill.generate.exclusion import Exclusion
+from draftmill.generate.manner import Manner, sampling_of, wanted_thinking
+from draftmill.generate.prompts import Reading
+from draftmill.generate.survey import Survey, find_inputs, survey
 from draftmill.serving.protocol import GREEDY
 from draftmill.settings.generate import GenerateSettings
 from draftmill.settings.workers import usable_memory_bytes
 from draftmill.storage.models import fingerprint, locate
+from draftmill.storage.row_files import RowFile
 from draftmill.storage.sets import missing_parts
 
 # Part of the plan: raised when the same prompts and settings come to give other rows.
-FORMAT = 1
+FORMAT = 2
 # What an engine takes beside its weights in float32: libraries, cache of a batch, scratch.
 ENGINE_BYTES = 1 << 30
 _BYTES_PER_WEIGHT = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Settings that change the rows, beside inputs, target, template and sampling.
+_RECIPE = (
+    *("split", "held_out_frac", "turns", "import_answers", "exclude_tokens", "max_new_tokens", "on_length"),
+    *("on_repetition", "cycle_tokens", "cycle_times", "cycle_run_tokens", "cycle_run_frac", "compression", "part_rows"),
+)
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """All that is known before the first prompt is asked."""
+    """All that is known before the first prompt is asked. `manner` takes the window from the target's configuration."""
 
+    settings: GenerateSettings
     folder: Path
-    chat: Chat
-    prompts: PromptSet
-    limits: Limits
+    manner: Manner
+    reading: Reading
+    survey: Survey
+    licences: dict[str, str]
+    """By the names of the prompt sets; those without one are left out."""
     plan: Plan
 
 
 def draw_up(settings: GenerateSettings) -> Blueprint:
     """Finds prompts and target; InputError or RecipeError where one is missing or they do not fit each other."""
-    prompts = read_prompts(settings)
-    folder = locate(settings.target)
+    files = find_inputs(settings.input)
+    licences = _licences(settings, [file.file.key for file in files])
+    folder = locate(settings.tokenizer or settings.target, weights=not settings.endpoint)
     chat = open_chat(folder)
-    limits = _limits(settings, _window(folder))
+    evaluation = find_inputs(settings.exclude)
+    manner = Manner(
+        chat=chat,
+        settings=settings,
+        exclusion=Exclusion(evaluation, chat, settings.exclude_tokens) if evaluation else None,
+        window=_window(settings, folder),
+        thinks=wanted_thinking(chat, settings),
+    )
+    reading = Reading(settings.turns, settings.import_answers)
+    found = survey(files, settings, reading)
     plan = Plan(
         room="generate",
-        recipe=_recipe(settings, folder, chat),
-        inputs=prompts.files,
-        parts=tuple(PlannedPart(name=p.name, inputs=tuple(q.row.id for q in p.prompts)) for p in prompts.parts),
+        recipe=_recipe(settings, folder, chat, evaluation),
+        inputs=found.inputs,
+        parts=tuple(PlannedPart(name=span.name, inputs=found.pieces(span)) for span in found.spans),
     )
-    return Blueprint(folder, chat, prompts, limits, plan)
+    return Blueprint(settings, folder, manner, reading, found, licences, plan)
 
 
-def _window(folder: Path) -> int:
-    """Tokens of the target's window, by its config.json (a wrapper keeps it in text_config)."""
+def _licences(settings: GenerateSettings, names: list[str]) -> dict[str, str]:
+    pairs = [given.partition("=") for given in settings.licence]
+    for name, equals, licence in pairs:
+        if not (equals and licence) or name not in names:
+            raise RecipeError(
+                f"--licence {name}{equals}{licence}: give NAME=LICENCE, NAME being one of {', '.join(names)}"
+            )
+    return {name: licence for name, _, licence in pairs}
+
+
+def _window(settings: GenerateSettings, folder: Path) -> int | None:
+    """Tokens of the target's window, by its config.json (a wrapper keeps it in text_config); a server may know more."""
+    if settings.endpoint and not (folder / "config.json").is_file():
+        return None
     config = _config(folder)
     found = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    if settings.endpoint:
+        return found if isinstance(found, int) else None
     if not isinstance(found, int):
         raise InputError(f"{folder / 'config.json'} says no max_position_embeddings: the target's window is unknown")
+    if settings.max_new_tokens >= found:
+        raise RecipeError(
+            f"max_new_tokens {settings.max_new_tokens:,} leaves no room for a prompt in the target's window of "
+            f"{found:,} tokens: lower --max-new-tokens"
+        )
     return found
 
 
@@ -70,33 +110,23 @@ def _config(folder: Path) -> dict[str, Any]:
         raise InputError(f"{file} is not a JSON object: {error}; save the target again, or fetch it again") from error
 
 
-def _limits(settings: GenerateSettings, window: int) -> Limits:
-    if settings.max_new_tokens >= window:
-        raise RecipeError(
-            f"max_new_tokens {settings.max_new_tokens:,} leaves no room for a prompt in the target's window of "
-            f"{window:,} tokens: lower --max-new-tokens"
-        )
-    return Limits(
-        max_prompt_tokens=window - settings.max_new_tokens,
-        max_new_tokens=settings.max_new_tokens,
-        batch_rows=settings.batch_rows,
-        keeps_cut=settings.on_length == "keep",
-    )
-
-
-def _recipe(settings: GenerateSettings, folder: Path, chat: Chat) -> dict[str, Any]:
+def _recipe(settings: GenerateSettings, folder: Path, chat: Chat, evaluation: tuple[RowFile, ...]) -> dict[str, Any]:
+    if settings.endpoint:
+        target, sampling = settings.target, sampling_of(settings, settings.seed)
+    else:
+        target, sampling = fingerprint(folder), GREEDY
     return {
         "format": FORMAT,
-        "target": fingerprint(folder),
+        "back_end": "served" if settings.endpoint else "in-process",
+        "target": target,
+        "sampling": msgspec.to_builtins(sampling),
+        "batch_rows": None if settings.endpoint else settings.batch_rows,
         "tokenizer_hash": chat.tokenizer_hash,
         "template_hash": chat.template_hash,
         "special_tokens": chat.special_tokens,
-        "split": settings.split,
-        "held_out_frac": settings.held_out_frac,
-        "on_length": settings.on_length,
-        "batch_rows": settings.batch_rows,
-        "part_rows": settings.part_rows,
-        "sampling": GREEDY.explicit(settings.max_new_tokens),
+        "template_kwargs": dict(settings.switches),
+        "exclude": [msgspec.to_builtins(file.file) for file in evaluation],
+        **settings.model_dump(mode="json", include=set(_RECIPE)),
     }
 
 
@@ -109,21 +139,26 @@ def num_engines(settings: GenerateSettings, blueprint: Blueprint, num_rows: int)
     return max(1, min(settings.workers, fitting, -(-num_rows // settings.batch_rows)))
 
 
-def describe(blueprint: Blueprint, settings: GenerateSettings) -> dict[str, Any]:
+def describe(blueprint: Blueprint) -> dict[str, Any]:
     """What a dry run tells, on stderr for people and as the return value for machines; nothing is written."""
-    left = {part.name: len(part.inputs) for part in missing_parts(settings.output, blueprint.plan)}
-    files = blueprint.prompts.files
+    settings, found = blueprint.settings, blueprint.survey
+    names = {part.name for part in missing_parts(settings.output, blueprint.plan)}
+    left = [span for span in found.spans if span.name in names]
+    num_left = sum(span.num_asked for span in left)
+    if settings.endpoint:
+        engines = f"{', '.join(settings.endpoint)}, where the target is {settings.served_name or settings.target!r}"
+    else:
+        engines = f"{num_engines(settings, blueprint, num_left)} engines of the target in {blueprint.folder}"
     sys.stderr.write(
-        f"generate reads {sum(len(p.inputs) for p in blueprint.plan.parts):,} prompts of split {settings.split!r} from "
-        f"{len(files):,} files ({sum(f.size for f in files):,} bytes); {len(left):,} of {len(blueprint.plan.parts):,} "
-        f"parts ({sum(left.values()):,} prompts) are left to answer in {', '.join(settings.output)}, by "
-        f"{num_engines(settings, blueprint, sum(left.values()))} engines of the target in {blueprint.folder}\n"
+        f"generate reads {found.num_rows:,} rows of split {settings.split!r} from {len(found.files):,} files "
+        f"({sum(f.size for f in found.inputs):,} bytes); {len(left):,} of {len(found.spans):,} parts ({num_left:,} "
+        f"prompts) are left to answer in {', '.join(settings.output)}, by {engines}\n"
     )
     return {
         "room": "generate",
         "dry_run": True,
         "recipe": settings.model_dump(mode="json"),
-        "inputs": msgspec.to_builtins(files),
+        "inputs": msgspec.to_builtins(found.inputs),
         "outputs": list(settings.output),
-        "left": list(left),
+        "left": [span.name for span in left],
     }

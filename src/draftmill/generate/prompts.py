@@ -1,113 +1,80 @@
-"""Prompts as read from their files: the split's rows cut into parts, and every row left out with its reason."""
+"""One input line -> what the target is asked: turn by turn on its own replies, or each recorded turn anew."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from draftmill.contracts.cards import Dropped, InputFile, part_name
-from draftmill.contracts.errors import InputError, RecipeError
-from draftmill.contracts.rows import Message, Row, RowError, iter_lines, read_row
-from draftmill.contracts.split import is_in_split
-from draftmill.settings.generate import GenerateSettings
-from draftmill.storage.store import is_there, open_store
+import msgspec
 
-REPEATED_ID = "id of an earlier row"
+from draftmill.contracts.cards import Dropped
+from draftmill.contracts.rows import Message, Row, RowError, read_row
+
+NO_USER = "no user message to answer"
+BLANK_USER = "an empty user message"
+TOOL_RESULT = "a tool message answers a call that is generated anew (--turns replay keeps it)"
+ANSWER_AFTER_ANSWER = "an assistant turn directly after another"
 
 Turn = tuple[Message, ...]
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row to answer: `turns` hold its messages up to each place where the target speaks."""
+    """One row to make: `turns` hold its messages up to each place where the target speaks.
 
+    None of them: the row came with the target's own answer, and is taken as it is.
+    """
+
+    id: str
+    """Of the row that is made."""
     row: Row
     turns: tuple[Turn, ...]
     file: str
     line: int
 
-    def dropped(self, reason: str) -> Dropped:
+    @property
+    def is_answered(self) -> bool:
+        """Whether the row is taken as it is."""
+        return not self.turns
+
+    def dropped(self, reason: str, detail: str = "") -> Dropped:
         """The row, left out for `reason`."""
-        return Dropped(file=self.file, line=self.line, id=self.row.id, reason=reason)
-
-
-@dataclass
-class PromptPart:
-    """The prompts of one part, and the rows left out on the way to them."""
-
-    name: str
-    prompts: list[Prompt] = field(default_factory=list)
-    dropped: list[Dropped] = field(default_factory=list)
+        return Dropped(file=self.file, line=self.line, id=self.id, reason=reason, detail=detail)
 
 
 @dataclass(frozen=True)
-class PromptSet:
-    """All prompts of a split. `num_other` rows of the files belong to the other split."""
+class Reading:
+    """How rows become prompts."""
 
-    files: tuple[InputFile, ...]
-    parts: tuple[PromptPart, ...]
-    num_other: int
+    turns: Literal["own", "replay"]
+    imports: bool
+    """Whether an answer that carries the target's own ids is taken as it is."""
 
-
-def read_prompts(settings: GenerateSettings) -> PromptSet:
-    """Reads every input file; InputError where no row is left to answer, with the reasons."""
-    contents = [_read(url) for url in settings.input]
-    reading = _Reading(settings)
-    parts = [PromptPart(part_name(0))]
-    for found in reading.rows(contents):
-        if isinstance(found, Dropped):
-            parts[-1].dropped.append(found)
-            continue
-        if len(parts[-1].prompts) == settings.part_rows:
-            parts.append(PromptPart(part_name(len(parts))))
-        parts[-1].prompts.append(found)
-    if not parts[-1].prompts:
-        raise InputError(_nothing_left(settings, reading.num_other, parts[-1].dropped))
-    return PromptSet(tuple(file for file, _ in contents), tuple(parts), reading.num_other)
-
-
-def _read(url: str) -> tuple[InputFile, bytes]:
-    """The file's identity (named without its folder, so that a moved file is the same input) and content."""
-    if not url.endswith(".jsonl"):
-        raise RecipeError(f"{url}: prompts are read from .jsonl files, one JSON object a line")
-    folder, _, name = url.rpartition("/")
-    folder = folder or ("/" if url.startswith("/") else ".")
-    content = open_store(folder).find(name) if is_there(folder) else None
-    if content is None:
-        raise InputError(f"{url}: no such file; --input names .jsonl files of prompts")
-    identity = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    return InputFile(key=name, size=len(content), identity=identity), content
-
-
-@dataclass
-class _Reading:
-    settings: GenerateSettings
-    num_other: int = 0
-    _seen: set[str] = field(default_factory=set)
-
-    def rows(self, contents: Sequence[tuple[InputFile, bytes]]) -> Iterator[Prompt | Dropped]:
-        """Every row of the split, in order: a prompt, or what was left out. Other rows are reading."""
-        for file, content in contents:
-            for number, line in iter_lines(content):
-                found = self._one(file.key, number, line)
-                # A line without an id falls on a side by its place, so that it is reported once, not in both splits.
-                split_id = (found.row.id if isinstance(found, Prompt) else found.id) or f"{file.key}:{number}"
-                if is_in_split(split_id, self.settings.split, self.settings.held_out_frac):
-                    yield found
-                else:
-                    self.num_other += 1
-
-    def _one(self, file: str, line: int, data: bytes) -> Prompt | Dropped:
+    def prompts(self, file: str, line: int, data: bytes) -> list[Prompt | Dropped]:
+        """The prompts of one line, or one row left out; never empty."""
         try:
             row = read_row(data)
         except RowError as error:
-            return Dropped(file=file, line=line, id=error.row_id, reason=error.reason)
-        if row.id in self._seen:
-            return Dropped(file=file, line=line, id=row.id, reason=REPEATED_ID)
-        self._seen.add(row.id)
+            return [Dropped(file=file, line=line, id=error.row_id, reason=error.reason)]
+        whole = Prompt(row.id, row, (), file, line)
         try:
-            return Prompt(row, cut_turns(row.messages), file, line)
+            return self._cut(whole)
         except RowError as error:
-            return Dropped(file=file, line=line, id=row.id, reason=error.reason)
+            return [whole.dropped(error.reason)]
+
+    def _cut(self, whole: Prompt) -> list[Prompt | Dropped]:
+        messages = whole.row.messages
+        if self.imports and messages[-1]["role"] == "assistant" and "token_ids" in messages[-1]:
+            return [whole]
+        if any(m["role"] == "user" and not (m["content"] or "").strip() for m in messages):
+            raise RowError(BLANK_USER)
+        if self.turns == "own":
+            return [replace(whole, turns=cut_turns(messages))]
+        return list(_replayed(whole))
+
+    def content(self, prompt: Prompt) -> bytes:
+        """What two prompts have in common where one of them is enough."""
+        asked = prompt.turns if self.turns == "own" and prompt.turns else prompt.row.messages
+        return msgspec.json.encode((asked, prompt.row.tools))
 
 
 def cut_turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
@@ -118,14 +85,14 @@ def cut_turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
     turns: list[list[Message]] = [[]]
     for message in messages:
         if message["role"] == "tool":
-            raise RowError("a tool message answers a call that is generated anew")
+            raise RowError(TOOL_RESULT)
         if message["role"] != "assistant":
             turns[-1].append(message)
         elif _has_user(turns[-1]):
             turns.append([])
     # An answer that ends the row leaves an empty turn. A system message behind it would be lost: not in silence.
     if not _has_user(turns[-1]) and (turns.pop() or not turns):
-        raise RowError("no user message to answer")
+        raise RowError(NO_USER)
     return tuple(tuple(turn) for turn in turns)
 
 
@@ -133,17 +100,21 @@ def _has_user(turn: Sequence[Message]) -> bool:
     return any(message["role"] == "user" for message in turn)
 
 
-def _nothing_left(settings: GenerateSettings, num_other: int, dropped: Sequence[Dropped]) -> str:
-    where = ", ".join(settings.input)
-    if dropped:
-        first = dropped[0]
-        return (
-            f"{where}: none of {len(dropped):,} rows is a prompt; the first, {first.file} line {first.line}: "
-            f"{first.reason}"
-        )
-    if num_other:
-        return (
-            f"{where}: none of {num_other:,} rows falls into split {settings.split!r} at held_out_frac "
-            f"{settings.held_out_frac}: give more rows, or another --held-out-frac"
-        )
-    return f"{where}: no rows; a prompt file has one JSON object a line"
+def _replayed(whole: Prompt) -> Iterator[Prompt | Dropped]:
+    """A prompt for each recorded answer, its history as recorded; ids `row#turn`, counted over the row's answers."""
+    history = tuple(map(_without_ids, whole.row.messages))
+    answers = [place for place, message in enumerate(history) if message["role"] == "assistant"]
+    if history[-1]["role"] != "assistant":
+        answers.append(len(history))
+    asked = [(number, place) for number, place in enumerate(answers) if _has_user(history[:place])]
+    if not asked:
+        raise RowError(NO_USER)
+    for number, place in asked:
+        prompt = replace(whole, id=f"{whole.id}#{number}", turns=(history[:place],))
+        follows_answer = history[place - 1]["role"] == "assistant"
+        yield prompt.dropped(ANSWER_AFTER_ANSWER) if follows_answer else prompt
+
+
+def _without_ids(message: Message) -> Message:
+    """The message as history: it is not trained on."""
+    return {key: value for key, value in message.items() if key not in ("token_ids", "prompt_token_ids")}

@@ -76,7 +76,7 @@ class SampleMaker:
         )
         if row.finish_reason == "length":
             turns = _without_end(turns, self.borders, num_answers - 1)
-        if self.turns == "last":
+        if self.turns == "last" or row.only_last:
             keep = [i for i, answer in enumerate(turns.answers) if answer == num_answers - 1]
             turns = RenderedTurns(turns.text, (num_answers - 1,) * len(keep), tuple(turns.spans[i] for i in keep))
         return _Ids(num_answers - 1, *encode_turns(self.chat, turns))
