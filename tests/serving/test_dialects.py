@@ -88,6 +88,7 @@ def test_tool_calls_are_sent_with_their_arguments_as_text() -> None:
         ({"content": "4", "reasoning": "easy"}, "easy"),
         ({"content": "4", "reasoning": "easy", "reasoning_content": None}, "easy"),
         ({"content": "4", "reasoning": "", "reasoning_content": "easy"}, "easy"),
+        ({"content": "4", "reasoning": "easy", "reasoning_content": ""}, "easy"),
         ({"content": "4", "reasoning": ""}, ""),
         ({"content": "4"}, None),
     ],

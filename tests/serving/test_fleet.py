@@ -69,7 +69,7 @@ def test_an_engine_that_never_answers_times_out_and_a_slow_one_is_asked_twice_at
 
 def test_a_second_try_has_twice_the_time() -> None:
     stub = StubEngine()
-    (late,) = told([stub], asking("[[stall=0.6]]"), min_timeout_s=0.4, min_rate_tok_per_s=1e6)
+    (late,) = told([stub], asking("[[stall=1]]"), min_timeout_s=0.7, min_rate_tok_per_s=1e6)
     assert isinstance(late, ChatAnswer)
 
 
@@ -106,12 +106,14 @@ def test_refusals_of_single_requests_never_stop_a_run() -> None:
 
 
 def test_no_endpoint_gets_more_than_it_may_have_and_the_load_is_shared() -> None:
-    stubs = [StubEngine(latency_s=0.01), StubEngine(latency_s=0.01), StubEngine(latency_s=0.04)]
-    found = told(stubs, asking(*(f"prompt {n}" for n in range(200))), max_in_flight=6)
+    stubs = [StubEngine(latency_s=0.02), StubEngine(latency_s=0.02), StubEngine(latency_s=1.0)]
+    found = told(stubs, asking(*(f"prompt {n}" for n in range(100))), max_in_flight=6)
     assert all(isinstance(answer, ChatAnswer) for answer in found)
-    assert [stub.most_in_flight for stub in stubs] == [6, 6, 6]
-    assert stubs[2].requests < min(stubs[0].requests, stubs[1].requests) / 2, "a slow engine gets less"
-    assert sum(stub.requests for stub in stubs) == 200
+    assert max(stub.most_in_flight for stub in stubs) == 6
+    assert sum(stub.requests for stub in stubs) == 100
+    fast, other, slow = (stub.requests for stub in stubs)
+    assert min(fast, other) > 25, "equal engines share"
+    assert 6 <= slow <= 18, "a slow engine gets what it has places for"
 
 
 def test_an_engine_that_limits_requests_is_given_as_many_as_it_takes() -> None:
@@ -138,6 +140,24 @@ def test_connections_are_used_again() -> None:
 
     before, after = told([StubEngine()], story, max_in_flight=32)
     assert before == after
+
+
+def test_a_connection_is_kept_alive_while_a_long_answer_is_made() -> None:
+    """Linux shows a running keepalive timer as `02:` (proc_net_tcp); without one, routers forget the silent pair."""
+
+    async def story() -> list[str]:
+        stub = StubEngine()
+        async with stub.serving() as url, open_fleet([url], "stub", limits()) as fleet:
+            asked = asyncio.create_task(fleet.ask(chat("[[stall=1]]")))
+            while not stub.in_flight:
+                await asyncio.sleep(0.01)
+            port = f":{int(url.split(':')[2].split('/')[0]):04X}"
+            rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+            await asked
+            return [row[5] for row in rows if row[2].endswith(port) and row[3] == "01"]
+
+    (timer,) = asyncio.run(story())
+    assert timer.startswith("02:")
 
 
 def test_cancelled_requests_leave_their_places() -> None:

@@ -94,6 +94,12 @@ def test_thinking_is_seen_in_either_field_and_by_its_closing_tag(
         probed(stub, thinking=True, template_kwargs={"enable_thinking": False})
 
 
+def test_the_question_fits_into_a_small_window() -> None:
+    stub = StubEngine(window=1000, thinks=True)
+    assert probed(stub, thinking=True)[0].window_tokens == 1000
+    assert stub.asked[0]["max_tokens"] == 500
+
+
 def test_the_switch_stands_at_the_top_of_the_body() -> None:
     stub = StubEngine()
     probed(stub, template_kwargs={"enable_thinking": False})

@@ -1,6 +1,7 @@
 """One engine behind one URL, asked through one pool of connections. Retries are the fleet's."""
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +19,9 @@ from draftmill.serving.protocol import GREEDY, ChatAnswer, ChatRequest
 SPARE_CONNECTIONS = 2  # for probe and trial
 IDLE_CONNECTION_S = 3.0
 """Engines close idle connections after 5 s (uvicorn's default); a request sent in that moment would be lost."""
+KEEPALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 30, socket.TCP_KEEPCNT: 4}
+"""Seconds and tries of TCP keepalive: a long answer is minutes of silence, after which routers forget a connection
+(350 s at some), and a host that lost power is noticed after three."""
 TRIAL = ChatRequest(messages=[{"role": "user", "content": "Hi"}], max_tokens=1, sampling=GREEDY)
 """One token of the model itself: a health check may lie."""
 _UNFINISHED = ("abort", "error")
@@ -160,6 +164,20 @@ async def connected(url: str, model: str, limits: FleetLimits) -> AsyncIterator[
     headers = {"Content-Type": "application/json"}
     if limits.api_key:
         headers["Authorization"] = f"Bearer {limits.api_key}"
-    pool = aiohttp.TCPConnector(limit=limits.max_in_flight + SPARE_CONNECTIONS, keepalive_timeout=IDLE_CONNECTION_S)
+    pool = aiohttp.TCPConnector(
+        limit=limits.max_in_flight + SPARE_CONNECTIONS,
+        keepalive_timeout=IDLE_CONNECTION_S,
+        socket_factory=kept_alive,
+    )
     async with aiohttp.ClientSession(connector=pool, headers=headers, cookie_jar=aiohttp.DummyCookieJar()) as session:
         yield Endpoint(url, model, session, limits)
+
+
+def kept_alive(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket for `address` that is kept alive while nothing is said."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in KEEPALIVE.items():
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made

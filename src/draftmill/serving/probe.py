@@ -76,14 +76,15 @@ async def probe_all(endpoints: Sequence[Endpoint], wish: ProbeWish) -> list[Prob
 async def probe(endpoint: Endpoint, wish: ProbeWish) -> ProbeResult:
     """What the endpoint is; ServingError where it does not do what the run needs. Sets whether it is asked for ids."""
     model = await _served(endpoint, wish.model)
-    answer = await _answer(endpoint, wish)
+    window = model.max_model_len if model else None
+    answer = await _answer(endpoint, wish, window)
     if fault := mode_fault(answer, wish.thinking):
         raise ServingError(fault)
     owner = model.owned_by if model else None
     return ProbeResult(
         url=endpoint.url,
         model=wish.model,
-        window_tokens=model.max_model_len if model else None,
+        window_tokens=window,
         gives_token_ids=answer.token_ids is not None and answer.prompt_token_ids is not None,
         engine=owner if owner in ("vllm", "sglang") else "other",
     )
@@ -116,11 +117,12 @@ def _listed(body: bytes) -> list[_Model]:
         raise ServingError(f"answers /models with no list of models: {readable(body)}") from error
 
 
-async def _answer(endpoint: Endpoint, wish: ProbeWish) -> ChatAnswer:
+async def _answer(endpoint: Endpoint, wish: ProbeWish, window: int | None) -> ChatAnswer:
     """The model's answer to one question. A server that refuses to be asked for token ids is asked without."""
+    max_tokens = THINKING_TOKENS if wish.thinking else PLAIN_TOKENS
     request = ChatRequest(
         messages=[{"role": "user", "content": QUESTION}],
-        max_tokens=THINKING_TOKENS if wish.thinking else PLAIN_TOKENS,
+        max_tokens=min(max_tokens, window // 2) if window else max_tokens,
         sampling=wish.sampling,
         template_kwargs=wish.template_kwargs,
     )
