@@ -1,6 +1,7 @@
 """A real byte-level BPE tokenizer of a few hundred tokens with a ChatML template, made in a moment and torch-free."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -61,8 +62,11 @@ _LINES = [
 ] * 4
 
 
-def write_tiny_tokenizer(folder: Path, *, thinking: bool = False) -> Path:
-    """Writes tokenizer.json and tokenizer_config.json (template, eos) into `folder`; returns it."""
+def write_tiny_tokenizer(folder: Path, *, thinking: bool = False, special: Sequence[str] = ()) -> Path:
+    """Writes tokenizer.json and tokenizer_config.json (template, eos) into `folder`; returns it.
+
+    `special` are more special tokens, for templates of other families.
+    """
     tokenizer = Tokenizer(models.BPE())
     words = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
     bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -75,6 +79,7 @@ def write_tiny_tokenizer(folder: Path, *, thinking: bool = False) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_LINES, trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     if thinking:
         tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in THINK_TOKENS])
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,17 @@
 """Text and ids are those of transformers' own apply_chat_template, for a plain and for a thinking ChatML template."""
 
+import functools
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
 from draftmill.chat.chat import open_chat
+from draftmill.contracts.rows import RowError
 from tiny_tokenizer import THINKING_TEMPLATE, write_tiny_tokenizer
+from trl_templates import NAMES, needs_trl, write_trl_folder
 
 pytestmark = pytest.mark.torch  # transformers loads it
 
@@ -67,3 +72,55 @@ def test_text_and_ids_equal_those_of_transformers(tmp_path: Path, template: str,
             assert text == theirs.apply_chat_template(messages, tokenize=False, **asked)
             expected = theirs.apply_chat_template(messages, tokenize=True, return_dict=True, **asked)
             assert ours.encode(text) == expected["input_ids"]
+
+
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "<é>", "parameters": {"type": "object"}}}]
+CALLS = [{"type": "function", "id": "c1", "function": {"name": "look", "arguments": {"a": 1, "b": "x\n<y>"}}}]
+TOOL_CONVERSATIONS: list[list[dict[str, Any]]] = [
+    [
+        {"role": "system", "content": " Be brief.\n"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": CALLS},
+        {"role": "tool", "content": "42", "name": "look", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "It is 42.", "reasoning_content": "now"},
+        {"role": "user", "content": "<tool_response>1</tool_response>"},
+        {"role": "assistant", "content": "<think>\nwhy\n</think>\n\nok\n"},
+    ],
+    [{"role": "assistant", "content": "first"}, {"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+    [{"role": "user", "content": ""}, {"role": "system", "content": "late"}, {"role": "narrator", "content": "?"}],
+]
+
+
+@needs_trl
+@pytest.mark.parametrize("name", NAMES)
+def test_every_template_of_trl_is_rendered_as_transformers_does(tmp_path: Path, name: str):
+    """The text is the same, and what transformers refuses is refused."""
+    theirs, ours = _tokenizer(), open_chat(write_trl_folder(tmp_path, name))
+    template = (tmp_path / "chat_template.jinja").read_text()
+    for messages in [*CONVERSATIONS, *TOOL_CONVERSATIONS]:
+        for asks in (False, True):
+            for tools, kwargs in (
+                (None, {}),
+                (TOOLS, {}),
+                (None, {"enable_thinking": False, "preserve_thinking": True}),
+            ):
+                asked: dict[str, Any] = {"add_generation_prompt": asks, "tools": tools, **kwargs}
+                expected = _theirs(theirs, messages, chat_template=template, **asked)
+                try:
+                    assert ours.render(messages, **asked) == expected
+                except RowError:
+                    assert expected is None
+
+
+@functools.cache
+def _tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(write_trl_folder(Path(tempfile.mkdtemp()), NAMES[0]))
+
+
+def _theirs(tokenizer: Any, messages: list[dict[str, Any]], **asked: Any) -> str | None:
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, **asked)
+    except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError):
+        return None

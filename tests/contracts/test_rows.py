@@ -54,6 +54,7 @@ def test_a_row_without_id_is_named_by_its_content() -> None:
         (b'{"messages": [{"role": "user", "content": "a", "thoughts": "b"}]}', "unknown message key"),
         (b'{"id": [1], "prompt": "a"}', "id is neither text nor a whole number"),
         (b'{"prompt": "a", "tools": "x"}', "tools is not a list"),
+        (b'{"messages": [{"role": "user", "reasoning": [1]}]}', "reasoning is not text"),
     ],
 )
 def test_what_cannot_be_read_says_why(raw: bytes, reason: str) -> None:
@@ -85,3 +86,49 @@ def test_half_an_emoji_is_written_as_its_escape_and_the_row_says_why_it_is_aside
     assert (found["reason"], found["messages"][0]["content"]) == ("not valid text", "half \ud83d")
     whole = Row(id="a", messages=({"role": "user", "content": "\u2028"},), only_last=True)
     assert read_row(encode_row(whole)) == whole
+
+
+ODD_ROWS: list[dict[str, object]] = [
+    {},
+    {"id": 7},
+    {"id": ""},
+    {"id": None, "finish_reason": "length", "sampling": {"seed": 1}, "family": "f", "only_last": True, "more": [1]},
+    {"id": True},
+    {"id": 1.5},
+    {"tools": []},
+    {"tools": [{"type": "function"}]},
+    {"family": 3},
+    {"finish_reason": {}},
+    {"sampling": "x"},
+    {"only_last": "yes"},
+    {"conversations": [{"from": "human", "value": "other"}]},
+    {"prompt": "other"},
+]
+ODD_MESSAGES: list[object] = [
+    [],
+    None,
+    [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": "c"}],
+    [{"role": "user", "content": None}, {"role": "assistant", "reasoning_content": None}],
+    [{"role": "human", "content": "a"}, {"from": "gpt", "value": "b"}],
+    [{"role": "developer", "content": "a"}, {"role": "tool", "content": "1", "tool_call_id": "x", "name": "f"}],
+    [{"role": "assistant", "content": "b", "thinking": "c", "reasoning": ""}],
+    [{"role": "assistant", "content": "b", "tool_calls": [], "extra": ""}],
+    [{"role": "assistant", "content": "b", "token_ids": [1], "prompt_token_ids": [2]}],
+    [{"role": "user", "content": ["a"]}],
+    [{"role": "user", "content": "a", "role ": "x"}],
+]
+
+
+def _read(raw: bytes) -> Row | str:
+    try:
+        return read_row(raw)
+    except RowError as error:
+        return f"{error.reason} {error.row_id}"
+
+
+@pytest.mark.parametrize("odd", ODD_ROWS, ids=str)
+def test_rows_read_by_type_are_those_read_leniently(odd: dict[str, object]) -> None:
+    """A byte order mark before the row makes the reader take the lenient way."""
+    for messages in ODD_MESSAGES:
+        raw = line(**{**({} if messages is None else {"messages": messages}), **odd})
+        assert _read(raw) == _read(b"\xef\xbb\xbf" + raw)

@@ -7,19 +7,17 @@ import pytest
 
 from draftmill.contracts.errors import DataGateError
 from draftmill.settings.tokenize import GateSettings
-from draftmill.tokenize.figures import PartStats, Tally, bins, percentiles, total
+from draftmill.tokenize.figures import PartStats, bins, count, fingerprint, percentiles, repeats, total
 from draftmill.tokenize.gate import judge
 from draftmill.tokenize.histogram import histogram
 
 
 def _figures(supervised: list[int], prompt: int = 20, **rows: int) -> PartStats:
-    tally = Tally()
-    for number, count in enumerate(supervised):
-        ids = np.arange(number, number + prompt + count, dtype=np.int32)
-        tally.add(ids, np.arange(prompt + count) >= prompt, truncated=False)
-    return tally.figures(**{"rows": len(supervised), **rows})
+    counts, cut = np.array(supervised, np.int32), np.zeros(len(supervised), np.bool_)
+    return count(counts + np.int32(prompt), counts, cut, **{"rows": len(supervised), **rows})
 
 
+FINGERPRINT_OF_NINE = 17920761729237176734
 VARIED = list(range(17, 97))
 
 
@@ -55,11 +53,17 @@ def test_each_fault_is_named_with_its_flag_and_the_flag_overrides_it(figures: Pa
 
 
 def test_repeated_tokens_are_duplicates():
-    tally = Tally()
-    for number in range(40):
-        tally.add(np.arange(number // 2, 60, dtype=np.int32), np.ones(60 - number // 2, np.bool_), truncated=False)
+    figures = _figures(VARIED[:40])
+    ids = [np.arange(number // 2, 60, dtype=np.int32) for number in range(40)]
+    figures.duplicate_samples = repeats(np.array(list(map(fingerprint, ids)), np.uint64))
     with pytest.raises(DataGateError, match=r"50\.0% of 40 samples repeat the tokens"):
-        judge(tally.figures(rows=40), GateSettings(), "the set")
+        judge(figures, GateSettings(), "the set")
+
+
+def test_a_fingerprint_tells_ids_apart_and_is_the_same_everywhere():
+    ids = np.arange(9, dtype=np.int32)
+    assert fingerprint(ids) == fingerprint(np.arange(18, dtype=np.int32)[:9]) == FINGERPRINT_OF_NINE
+    assert len({fingerprint(ids[:n]) for n in range(10)}) == 10 and fingerprint(ids) != fingerprint(ids[::-1])
 
 
 def test_a_handful_of_rows_is_shown_but_not_judged():

@@ -1,13 +1,15 @@
 """A row becomes the samples the target itself made: its own ids verbatim where they are known, its render elsewhere."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from draftmill.contracts.rows import Row, RowError
+from draftmill.chat.chat import open_chat
 from draftmill.settings.tokenize import Turns
-from draftmill.tokenize.samples import Sample, SampleMaker, open_sample_maker
+from draftmill.tokenize.rows import RowMaker, RowMakerSpec, samples_of
+from draftmill.tokenize.samples import Sample
 from tiny_tokenizer import write_tiny_tokenizer
 
 END = 2  # <|im_end|>
@@ -18,16 +20,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_tokenizer(tmp_path_factory.mktemp("tokenizer"), thinking=True)
 
 
-def _maker(folder: Path, turns: Turns = "faithful", max_tokens: int = 1000) -> SampleMaker:
-    return open_sample_maker(folder, turns, max_tokens)
-
-
-def _row(*turns: tuple[str, Any], **more: Any) -> Row:
+def _row(*turns: tuple[str, Any], **more: Any) -> dict[str, Any]:
     messages = [
         {"role": "user", "content": content} if role == "user" else {"role": "assistant", "content": "?", **content}
         for role, content in turns
     ]
-    return Row(id="r", messages=tuple(messages), **more)
+    return {"id": "r", "messages": messages, **more}
+
+
+def _make(folder: Path, row: dict[str, Any], turns: Turns = "faithful", max_tokens: int = 1000) -> list[Sample]:
+    batch = RowMaker(RowMakerSpec(folder, turns, max_tokens)).make([(1, json.dumps(row).encode())], "a.jsonl")
+    assert len(batch.dropped) == (not batch.sample_ids)
+    return samples_of(batch)
 
 
 def _ids(prompt: list[int], answer: list[int]) -> tuple[str, Any]:
@@ -40,12 +44,12 @@ def _plain(sample: Sample) -> tuple[str, list[int], list[int], bool]:
 
 def test_the_engine_s_ids_are_the_sample(folder: Path):
     row = _row(("user", "hi"), _ids([50, 51, 52], [60, 61, END]), finish_reason="stop")
-    assert [_plain(s) for s in _maker(folder)(row)] == [("r", [50, 51, 52, 60, 61, END], [0, 0, 0, 1, 1, 1], False)]
+    assert [_plain(s) for s in _make(folder, row)] == [("r", [50, 51, 52, 60, 61, END], [0, 0, 0, 1, 1, 1], False)]
 
 
 def test_turns_join_where_each_is_the_beginning_of_the_next_prompt(folder: Path):
     row = _row(("user", "a"), _ids([50], [60, END]), ("user", "b"), _ids([50, 60, END, 70, 71], [80, 81]))
-    (sample,) = _maker(folder)(row)
+    (sample,) = _make(folder, row)
     assert _plain(sample) == ("r", [50, 60, END, 70, 71, 80, 81], [0, 1, 1, 0, 0, 1, 1], False)
 
 
@@ -58,7 +62,7 @@ def test_a_rewritten_prompt_makes_a_sample_of_its_own(folder: Path):
         ("user", "c"),
         _ids([50, 61, END, 70, 80, END, 71], [90, END]),
     )
-    first, second = _maker(folder)(row)
+    first, second = _make(folder, row)
     assert _plain(first) == ("r#0", [50, 60, 61, END], [0, 1, 1, 1], False)
     joined = [50, 61, END, 70, 80, END, 71, 90, END]
     assert _plain(second) == ("r#2", joined, [0, 0, 0, 0, 1, 1, 0, 1, 1], False)
@@ -66,51 +70,97 @@ def test_a_rewritten_prompt_makes_a_sample_of_its_own(folder: Path):
 
 def test_last_takes_the_last_answer_alone(folder: Path):
     row = _row(("user", "a"), _ids([50], [60, END]), ("user", "b"), _ids([50, 60, END, 70, 71], [80, 81]))
-    (sample,) = _maker(folder, "last")(row)
+    (sample,) = _make(folder, row, "last")
     assert _plain(sample) == ("r", [50, 60, END, 70, 71, 80, 81], [0, 0, 0, 0, 0, 1, 1], False)
-
-    turns = [("user", "a"), ("assistant", {"content": "x"}), ("user", "b"), ("assistant", {"content": "y z"})]
     plain = write_tiny_tokenizer(folder / "plain")
-    assert _supervised(_maker(plain), _row(*turns)) == "x<|im_end|>y z<|im_end|>"
-    assert _supervised(_maker(plain, "last"), _row(*turns)) == "y z<|im_end|>"
+    assert _supervised(plain, _row(*PLAIN_TURNS)) == ["x<|im_end|>y z<|im_end|>"]
+    assert _supervised(plain, _row(*PLAIN_TURNS), "last") == ["y z<|im_end|>"]
 
 
-def _supervised(maker: SampleMaker, row: Row) -> str:
-    (sample,) = maker(row)
-    return maker.chat.decode(sample.input_ids[sample.loss_mask].tolist())
+PLAIN_TURNS = [("user", "a"), ("assistant", {"content": "x"}), ("user", "b"), ("assistant", {"content": "y z"})]
+
+
+def _supervised(folder: Path, row: dict[str, Any], turns: Turns = "faithful") -> list[str]:
+    """What is supervised in each sample, as text."""
+    chat = open_chat(folder)
+    return [chat.decode(sample.input_ids[sample.loss_mask].tolist()) for sample in _make(folder, row, turns)]
+
+
+@pytest.mark.parametrize("turns", ["faithful", "all", "expand"])
+def test_engine_ids_join_only_where_they_continue_whatever_the_policy(folder: Path, turns: Turns):
+    going_on = _row(("user", "a"), _ids([50], [60, END]), ("user", "b"), _ids([50, 60, END, 70], [80, 81]))
+    rewritten = _row(("user", "a"), _ids([50], [60, END]), ("user", "b"), _ids([50, 61, END, 70], [80, 81]))
+    assert [s.id for s in _make(folder, going_on, turns)] == ["r"]
+    assert [s.id for s in _make(folder, rewritten, turns)] == ["r#0", "r#1"]
+
+
+THINKING_TURNS = [
+    ("user", "a"),
+    ("assistant", {"content": "x", "reasoning_content": "t1"}),
+    ("user", "b"),
+    ("assistant", {"content": "y", "reasoning_content": "t2"}),
+]
+
+
+def test_each_policy_supervises_what_it_says(folder: Path):
+    row = _row(*THINKING_TURNS)
+    first, last = "t1\n</think>\n\nx<|im_end|>", "t2\n</think>\n\ny<|im_end|>"
+    assert _supervised(folder, row) == _supervised(folder, row, "last") == [last]
+    assert _supervised(folder, row, "all") == ["x<|im_end|>" + last], "as it stands in the history"
+    assert _supervised(folder, row, "expand") == [first, last], "no earlier thinking is lost"
+    assert [s.id for s in _make(folder, row, "expand")] == ["r#0", "r#1"]
+    plain = write_tiny_tokenizer(folder / "plain")
+    assert _supervised(plain, _row(*PLAIN_TURNS), "all") == _supervised(plain, _row(*PLAIN_TURNS))
+    assert _supervised(plain, _row(*PLAIN_TURNS), "expand") == ["x<|im_end|>", "y z<|im_end|>"]
 
 
 def test_history_that_came_with_the_prompt_is_not_the_target_s(folder: Path):
     row = _row(("user", "a"), ("assistant", {"content": "x"}), ("user", "b"), _ids([50, 51], [60, END]))
-    (sample,) = _maker(folder)(row)
+    (sample,) = _make(folder, row)
     assert _plain(sample) == ("r", [50, 51, 60, END], [0, 0, 1, 1], False)
 
 
 def test_a_long_sample_is_cut_and_flagged_and_one_of_just_that_length_is_not(folder: Path):
     row = _row(("user", "hi"), _ids([50, 51], [60, 61, 62, END]))
-    (cut,), (whole,) = _maker(folder, max_tokens=5)(row), _maker(folder, max_tokens=6)(row)
+    (cut,), (whole,) = _make(folder, row, max_tokens=5), _make(folder, row, max_tokens=6)
     assert _plain(cut) == ("r", [50, 51, 60, 61, 62], [0, 0, 1, 1, 1], True)
     assert whole.input_ids[-1] == END and not whole.truncated
+
+
+def test_a_cut_sample_stays_while_it_holds_an_anchor(folder: Path):
+    row = _row(("user", "hi"), _ids([50, 51], [60, 61, 62, END]))
+    assert [_plain(s) for s in _make(folder, row, max_tokens=4)] == [("r", [50, 51, 60, 61], [0, 0, 1, 1], True)]
+    assert _make(folder, row, max_tokens=3) == []
 
 
 def test_a_render_of_an_unfinished_answer_has_no_end_that_nobody_generated(folder: Path):
     turns = [("user", "hi"), ("assistant", {"content": "apple", "reasoning_content": "why"})]
     cut, whole = _row(*turns, finish_reason="length"), _row(*turns, finish_reason="stop")
-    assert _supervised(_maker(folder), cut) == "why\n</think>\n\napple"
-    assert _maker(folder)(cut)[0].input_ids[-1] != END
-    assert _supervised(_maker(folder), whole) == "why\n</think>\n\napple<|im_end|>"
+    assert _supervised(folder, cut) == ["why\n</think>\n\napple"]
+    assert _make(folder, cut)[0].input_ids[-1] != END
+    assert _supervised(folder, whole) == ["why\n</think>\n\napple<|im_end|>"]
 
 
 def test_the_prompt_is_rendered_as_the_row_was_generated(folder: Path):
     turns = [("user", "hi"), ("assistant", {"content": "apple"})]
     asked = _row(*turns, sampling={"chat_template_kwargs": {"enable_thinking": False}})
-    assert _supervised(_maker(folder), _row(*turns)) == "</think>\n\napple<|im_end|>"
-    assert _supervised(_maker(folder), asked) == "apple<|im_end|>"
+    assert _supervised(folder, _row(*turns)) == ["</think>\n\napple<|im_end|>"]
+    assert _supervised(folder, asked) == ["apple<|im_end|>"]
+    spec = RowMakerSpec(folder, "faithful", 100, {"enable_thinking": False})
+    (sample,) = samples_of(RowMaker(spec).make([(1, json.dumps(_row(*turns)).encode())], "a.jsonl"))
+    assert _plain(sample) == _plain(_make(folder, asked)[0]), "for rows that do not say so themselves"
 
 
 def test_what_follows_the_last_answer_does_not_cost_its_reasoning(folder: Path):
     turns = [("user", "hi"), ("assistant", {"content": "apple", "reasoning_content": "why"}), ("user", "and now?")]
-    assert _supervised(_maker(folder), _row(*turns)) == "why\n</think>\n\napple<|im_end|>"
+    assert _supervised(folder, _row(*turns)) == ["why\n</think>\n\napple<|im_end|>"]
+
+
+def _kwargs(**given: Any) -> dict[str, Any]:
+    return _row(("user", "hi"), ("assistant", {"content": "x"}), sampling={"chat_template_kwargs": given})
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 @pytest.mark.parametrize(
@@ -124,14 +174,27 @@ def test_what_follows_the_last_answer_does_not_cost_its_reasoning(folder: Path):
         (_row(("user", "hi"), _ids([50], [10**6, END])), 100, "a token id that this tokenizer does not have"),
         (_row(("user", "hi"), ("assistant", {"token_ids": [60, END]})), 100, "not two lists of numbers"),
         (_row(("user", "hi"), _ids([50], [True, 1.0])), 100, "not two lists of numbers"),
-        (_row(("user", "\ud83d"), ("assistant", {"content": "x"})), 100, "not valid Unicode text"),
+        (_row(("user", "\ud83d"), ("assistant", {"content": "x"})), 100, "broken JSON"),
+        (_kwargs(enable_thinkng=False), 100, "unknown template keyword"),
+        (_kwargs(enable_thinking="false"), 100, "a template keyword is text"),
+        (_kwargs(messages=[]), 100, "unknown template keyword"),
+        (_row(("user", "hi"), ("assistant", {"content": "x"}), tools=[TOOL]), 100, "does not print tools"),
+        (_row(("user", "hi"), ("assistant", {"tool_calls": [TOOL]})), 100, "does not print tool calls"),
+        (_row(("user", "hi"), ("assistant", {"reasoning": ["x"]})), 100, "reasoning is not text"),
     ],
 )
-def test_a_row_without_a_sample_says_why(folder: Path, row: Row, max_tokens: int, reason: str):
-    with pytest.raises(RowError, match=reason):
-        _maker(folder, max_tokens=max_tokens)(row)
+def test_a_row_without_a_sample_says_why(folder: Path, row: dict[str, Any], max_tokens: int, reason: str):
+    batch = RowMaker(RowMakerSpec(folder, "faithful", max_tokens)).make([(4, json.dumps(row).encode())], "a.jsonl")
+    assert batch.sample_ids == []
+    assert reason in batch.dropped[0].reason and (batch.dropped[0].file, batch.dropped[0].line) == ("a.jsonl", 4)
+
+
+def test_reasoning_that_a_template_would_not_print_is_refused(folder: Path):
+    plain = write_tiny_tokenizer(folder / "plain")
+    row = _row(("user", "hi"), ("assistant", {"content": "x", "reasoning_content": "lost"}))
+    assert _make(folder, row) and not _make(plain, row)
 
 
 def test_a_long_run_of_one_character_takes_no_time(folder: Path):
     row = _row(("user", "a" * 200_000), ("assistant", {"content": "apple", "reasoning_content": "b" * 200_000}))
-    assert _maker(folder, max_tokens=10**6)(row)[0].loss_mask.any()
+    assert _make(folder, row, max_tokens=10**6)[0].loss_mask.any()

@@ -334,3 +334,17 @@ def test_the_card_tells_what_is_in_the_set(tmp_path: Path, tokenizer: Path):
     assert content["truncated_frac"] == round(sum(s["truncated"] for s in samples) / 9, 4) > 0
     assert content["borders"]["end"] == "<|im_end|>"
     assert json.loads((tmp_path / "samples" / "card.json").read_bytes())["content"] == content
+
+
+def test_template_keywords_reach_the_prompt_and_unknown_ones_are_refused(tmp_path: Path):
+    folder = write_tiny_tokenizer(tmp_path / "thinking", thinking=True)
+    source = write_rows(tmp_path / "a.jsonl", [row(i) for i in range(3)])
+    run(completions.settings(tmp_path, source, folder, template_kwargs={"enable_thinking": False}))
+    chat, samples = open_chat(folder), _samples(tmp_path / "samples")
+    assert "<think>\n\n</think>\n\nred green" in chat.decode(samples[0]["input_ids"])
+    assert (
+        chat.decode([i for i, own in zip(samples[0]["input_ids"], samples[0]["loss_mask"], strict=True) if own])[0]
+        == "r"
+    )
+    with pytest.raises(RecipeError, match="unknown key 'enable_thinkng'; did you mean 'enable_thinking'"):
+        run(completions.settings(tmp_path / "2", source, folder, template_kwargs={"enable_thinkng": False}))

@@ -8,9 +8,17 @@ from typing import Any
 
 import jinja2
 import msgspec
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding, Tokenizer, processors
 
-from draftmill.chat.template import CONFIG_FILE, compile_template, read_template, render, special_tokens
+from draftmill.chat.reading import Reading, read
+from draftmill.chat.template import (
+    CONFIG_FILE,
+    compile_template,
+    read_template,
+    render,
+    special_tokens,
+    template_environment,
+)
 from draftmill.contracts.errors import InputError
 from draftmill.contracts.rows import Message, RowError
 
@@ -24,6 +32,8 @@ class Chat:
 
     tokenizer: Tokenizer
     template: jinja2.Template
+    reading: Reading
+    """What the template reads."""
     special_tokens: dict[str, str]
     """What the template knows as `bos_token`, `eos_token` and so on."""
     stop_ids: frozenset[int]
@@ -32,6 +42,17 @@ class Chat:
     """sha256 of tokenizer.json, 64 hex digits."""
     template_hash: str
     """sha256 of the template's text, 64 hex digits."""
+
+    @property
+    def num_ids(self) -> int:
+        """Ids from here on are not this tokenizer's."""
+        count = max([self.tokenizer.get_vocab_size(with_added_tokens=False) - 1, *self._added_ids()]) + 1
+        while self.tokenizer.id_to_token(count) is not None:  # a vocabulary with holes has ids beyond its size
+            count += 1
+        return count
+
+    def _added_ids(self) -> list[int]:
+        return list(self.tokenizer.get_added_tokens_decoder())
 
     def render(
         self,
@@ -80,12 +101,16 @@ def open_chat(folder: Path) -> Chat:
         raise InputError(f"{file} cannot be read as a tokenizer: {error}; save it again, or fetch it again") from error
     tokenizer.no_truncation()  # a tokenizer saved after a truncating call would cut every row
     tokenizer.no_padding()
+    # Special tokens are the template's to print; what else a post-processor does is to trim spaces off offsets, which
+    # would hide that a token straddles a border.
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     config = _read_json(folder / CONFIG_FILE)
     special = special_tokens(config)
-    text = read_template(folder, config)
+    text, environment = read_template(folder, config), template_environment()
     return Chat(
         tokenizer=tokenizer,
-        template=compile_template(text, str(folder)),
+        template=compile_template(text, environment, str(folder)),
+        reading=read(text, environment),
         special_tokens=special,
         stop_ids=_stop_ids(tokenizer, special, _read_json(folder / GENERATION_FILE)),
         tokenizer_hash=hashlib.sha256(file.read_bytes()).hexdigest(),

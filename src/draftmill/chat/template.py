@@ -55,8 +55,8 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {k: v for k, v in texts.items() if isinstance(v, str)}
 
 
-def compile_template(text: str, where: str) -> jinja2.Template:
-    """The template, ready to render; InputError naming its line where it is not jinja."""
+def template_environment() -> jinja2.Environment:
+    """What templates are parsed and rendered in: a sandbox with the functions that transformers gives them."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
@@ -66,6 +66,11 @@ def compile_template(text: str, where: str) -> jinja2.Template:
         "strftime_now": _strftime_now,
         "namespace": _PlainNamespace,
     }
+    return environment
+
+
+def compile_template(text: str, environment: jinja2.Environment, where: str) -> jinja2.Template:
+    """The template, ready to render; InputError naming its line where it is not jinja."""
     try:
         return environment.from_string(text)
     except jinja2.TemplateSyntaxError as error:

@@ -3,116 +3,140 @@
 The borders come from the template's structure, never from a search for text that a message could contain. An answer
 begins where the prompt ends: the same template asked for the messages before it, generation prompt included, so that a
 rendered prompt that is no prefix of the conversation (a template that rewrites history) marks a turn the target did
-not see like this. It ends with the end-of-turn token, which is found once, at start-up, by probing with sentinels;
-what the template prints after that token (ChatML's newline) is not the target's.
+not see like this. It ends with the end-of-turn token; what the template prints after that token (ChatML's newline) is
+not the target's.
+
+    turns      texts of a conversation         answers supervised
+    faithful   one, up to the last answer      those behind the very prompt the target saw
+    expand     one per answer, up to it        that answer, behind the very prompt the target saw
+    all        one, up to the last answer      every one, from where the template prints it
+    last       one, up to the last answer      the last, behind the very prompt the target saw
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
+from draftmill.chat.borders import Borders, num_shared
 from draftmill.chat.chat import Chat
-from draftmill.contracts.errors import InputError
+from draftmill.chat.conversation import Conversation
 from draftmill.contracts.rows import Message, RowError
+from draftmill.settings.tokenize import Turns
 
-# Lower-case words and digits: a template that changes case or strips punctuation shows itself.
-_QUESTION, _REASONING, _ANSWER = "probe question 7041", "probe reasoning 5283", "probe answer 9167"
+Span = tuple[int, int]
+"""A half-open range of characters."""
+Differ = list[tuple[str, str]]
+"""What two texts hold from where they first differ; ("", "") where they differ otherwise."""
 
-
-@dataclass(frozen=True)
-class Borders:
-    """What a template prints around an answer that comes last."""
-
-    generation_prompt: str
-    """From the end of the prompt's messages to where the target starts, e.g. `<|im_start|>assistant\\n`."""
-    end: str
-    """The end-of-turn token, the target's own last token, e.g. `<|im_end|>`."""
-    tail: str
-    """What the template prints after it, e.g. a newline."""
+# Two answers that share neither their first nor their last letter: where both renders differ from the true one, the
+# answer's own text stands.
+_STAND_INS = ("b stand-in m", "k stand-in w")
 
 
-@dataclass(frozen=True)
-class RenderedTurns:
-    """A rendered conversation and, for each answer whose prompt is what the target saw, its half-open character range.
+class RenderedTurns(NamedTuple):
+    """A rendered conversation and the ranges of its supervised answers.
 
-    `answers[i]` is the number (from 0) of the assistant message that `spans[i]` belongs to; a range includes the
-    end-of-turn token.
+    `answers[i]` is the number (from 0) of the answer that `spans[i]` belongs to; a range includes the end-of-turn
+    token where the target generated one.
     """
 
     text: str
     answers: tuple[int, ...]
-    spans: tuple[tuple[int, int], ...]
+    spans: tuple[Span, ...]
+    differ: tuple[tuple[str, str], ...] = ()
+    """For each answer that does not count: its rendered prompt against the conversation."""
 
 
-def find_borders(chat: Chat, **template_kwargs: Any) -> Borders:
-    """Probes the template; InputError with what was tried where its borders cannot be found."""
-    question = [{"role": "user", "content": _QUESTION}]
-    tried: list[str] = []
-    for answer in ({"content": _ANSWER}, {"content": _ANSWER, "reasoning_content": _REASONING}):
+@dataclass(frozen=True)
+class TurnFinder:
+    """Renders conversations for one target and finds the answers in them."""
+
+    chat: Chat
+    borders: Borders
+
+    def __call__(self, said: Conversation, turns: Turns) -> list[RenderedTurns]:
+        """The texts of a conversation under a policy; RowError where the template refuses it."""
+        places = said.answer_places
+        if not places:
+            raise RowError("no assistant turn")
+        self.chat.reading.refuse_unread(said)
+        if turns == "expand":
+            return self._expanded(said, places)
+        # Up to the last answer: what follows teaches nothing, and makes some templates drop the reasoning before it.
+        whole = said.up_to(places[-1])
+        wanted = range(len(places) - 1 if turns == "last" else 0, len(places))
+        text, differ = self._render(whole, len(whole.messages), asks=False), Differ()
+        spans = {answer: self._asked_span(whole, text, places[answer], differ) for answer in wanted}
+        if turns == "all":
+            spans = {a: span or self._printed_span(whole, text, places[a]) for a, span in spans.items()}
+        return [self._rendered(whole, text, {a: span for a, span in spans.items() if span}, differ)]
+
+    def _expanded(self, said: Conversation, places: Sequence[int]) -> list[RenderedTurns]:
+        found, differ = [RenderedTurns("", (), ())], Differ()
+        for answer, place in enumerate(places):
+            part = said.up_to(place)
+            try:
+                text = self._render(part, place + 1, asks=False)
+            except RowError:  # as for a prompt that is refused: nobody can have asked for this answer
+                continue
+            if span := self._asked_span(part, text, place, differ):
+                found.append(self._rendered(part, text, {answer: span}, Differ()))
+        return [turns._replace(differ=tuple(differ)) for turns in found[1:] or found]
+
+    def _rendered(self, said: Conversation, text: str, spans: dict[int, Span], differ: Differ) -> RenderedTurns:
+        """Without the end of turn, and whatever follows, of an answer that was cut."""
+        last = len(said.answer_places) - 1
+        if said.is_cut and last in spans:
+            start, stop = spans[last]
+            stop -= len(self.borders.end)
+            text, spans = text[:stop], {**spans, last: (start, stop)}
+        return RenderedTurns(text, tuple(spans), tuple(spans.values()), tuple(differ))
+
+    def _render(self, said: Conversation, count: int, *, asks: bool) -> str:
+        """The first `count` messages."""
+        return self.chat.render(
+            said.messages[:count], add_generation_prompt=asks, tools=said.tools, **said.template_kwargs
+        )
+
+    def _asked_span(self, said: Conversation, text: str, place: int, differ: Differ) -> Span | None:
+        """Where the answer at `place` stands in `text`, None where its rendered prompt is not what precedes it."""
         try:
-            bare = chat.render(question, add_generation_prompt=False, **template_kwargs)
-            prompt = chat.render(question, add_generation_prompt=True, **template_kwargs)
-            whole = chat.render(
-                [*question, {"role": "assistant", **answer}], add_generation_prompt=False, **template_kwargs
-            )
-            return _borders(chat, bare, prompt, whole)
-        except RowError as error:
-            tried.append(f"an answer with {' and '.join(answer)}: {error}")
-    raise InputError(
-        "the chat template does not show where an answer begins and ends, so no loss mask can be trusted. Tried with "
-        f"a question and {'; then '.join(tried)}. Let the engine return its token ids (they need no template), or use "
-        "a template that prints prompt, answer and end-of-turn token in that order"
-    )
-
-
-def _borders(chat: Chat, bare: str, prompt: str, whole: str) -> Borders:
-    for name, text, words in (("prompt", prompt, _QUESTION), ("conversation", whole, _ANSWER)):
-        if text.count(words) != 1:
-            raise RowError(f"the rendered {name} holds its message {text.count(words)} times", repr(text))
-    if not prompt.startswith(bare) or prompt == bare:
-        raise RowError("add_generation_prompt appends nothing to the messages", f"{bare!r} became {prompt!r}")
-    if not whole.startswith(prompt):
-        raise RowError("the conversation does not begin with the prompt", f"{whole!r} against {prompt!r}")
-    after = whole[whole.index(_ANSWER) + len(_ANSWER) :]
-    return Borders(prompt[len(bare) :], *_end_of_turn(chat, after))
-
-
-def _end_of_turn(chat: Chat, after: str) -> tuple[str, str]:
-    """`after`, what follows an answer, as (end-of-turn token, the rest)."""
-    special = {i for i, token in chat.tokenizer.get_added_tokens_decoder().items() if token.special}
-    encoding = chat.encode_with_offsets(after)
-    if not encoding.ids or encoding.ids[0] not in chat.stop_ids | special:
-        raise RowError("no end-of-turn token directly after the answer", f"{after!r} follows it")
-    end = encoding.offsets[0][1]
-    return after[:end], after[end:]
-
-
-def render_turns(
-    chat: Chat,
-    borders: Borders,
-    messages: Sequence[Message],
-    tools: list[dict[str, Any]] | None = None,
-    **template_kwargs: Any,
-) -> RenderedTurns:
-    """The conversation as one text with the ranges of its answers; RowError where the template refuses it."""
-
-    def render(count: int, *, asks: bool) -> str:
-        return chat.render(messages[:count], add_generation_prompt=asks, tools=tools, **template_kwargs)
-
-    text = render(len(messages), asks=False)
-    found: list[tuple[int, tuple[int, int]]] = []
-    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    for answer, place in enumerate(places):
-        try:
-            prompt = render(place, asks=True)
-            turn = text if place + 1 == len(messages) else render(place + 1, asks=False)
+            prompt = self._render(said, place, asks=True)
+            turn = text if place + 1 == len(said.messages) else self._render(said, place + 1, asks=False)
         except RowError:  # nobody can have asked for this answer: it stands first, or its prompt is refused
-            continue
-        stop = len(turn) - len(borders.tail)
-        ends_whole = turn.endswith(borders.end + borders.tail) and len(prompt) + len(borders.end) <= stop
-        if ends_whole and turn.startswith(prompt) and text.startswith(turn[:stop]):
-            found.append((answer, (len(prompt), stop)))
-    return RenderedTurns(text, tuple(answer for answer, _ in found), tuple(span for _, span in found))
+            return None
+        end, tail = self.borders.end, self.borders.tail
+        stop = len(turn) - len(tail)
+        if not turn.endswith(end + tail) or len(prompt) + len(end) > stop:
+            differ.append(("", ""))
+            return None
+        for whole, beginning in ((turn, prompt), (text, turn[:stop])):
+            if not whole.startswith(beginning):
+                same = num_shared(whole, beginning)
+                differ.append((whole[same:], beginning[same:]))
+                return None
+        return len(prompt), stop
+
+    def _printed_span(self, said: Conversation, text: str, place: int) -> Span:
+        """Where the answer at `place` stands in `text`, whatever its prompt was: what changes when the answer does."""
+        changed = [said.with_answer(place, other) for other in _other_answers()]
+        others = [self._render(other, len(said.messages), asks=False) for other in changed]
+        start = min(num_shared(text, other) for other in others)
+        stop = len(text) - min(num_shared(text[::-1], other[::-1]) for other in others)
+        prompts = [prompt for prompt in (self.borders.generation_prompt, self.borders.history_prompt) if prompt]
+        before, after = text[:start], text[stop:]
+        if not any(map(before.endswith, prompts)) or not after.startswith(self.borders.end):
+            raise RowError(
+                "an answer whose borders the template does not show",
+                f"between {before[-40:]!r} and {after[:40]!r} stands none of {prompts}, or not {self.borders.end!r}",
+            )
+        return start, stop + len(self.borders.end)
+
+
+def _other_answers() -> list[Message]:
+    """Answers to put in an answer's place: with and without reasoning, for an empty one leaves a block of its own."""
+    plain: list[Message] = [{"role": "assistant", "content": words} for words in _STAND_INS]
+    return [*plain, *({**answer, "reasoning_content": answer["content"]} for answer in plain)]
 
 
 def encode_turns(chat: Chat, turns: RenderedTurns) -> tuple[list[int], list[bool]]:

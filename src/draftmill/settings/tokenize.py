@@ -7,7 +7,7 @@ from pydantic import Field
 from draftmill.settings.base import RoomSettings
 from draftmill.settings.workers import usable_cores
 
-Turns = Literal["faithful", "last"]
+Turns = Literal["faithful", "expand", "all", "last"]
 
 
 class GateSettings(RoomSettings):
@@ -37,7 +37,11 @@ class TokenizeSettings(GateSettings):
     tokenizer: str
     """Tokenizer and chat template of the target: a local folder, a Hugging Face id, or package:NAME."""
     turns: Turns = "faithful"
-    """faithful: every answer behind the very prompt the target saw; last: the last answer of each row alone."""
+    """Which answers are supervised: faithful, those behind the very prompt the target saw; expand, the same as one
+    sample per answer, so that no earlier thinking is lost; all, every one; last, the last one of each row. Answers that
+    carry their engine's token ids are verbatim in any case, and join only where each is the beginning of the next."""
+    template_kwargs: dict[str, bool | int | float | str] = Field({})
+    """What the prompts of rows were rendered with that do not say so themselves, e.g. enable_thinking."""
     max_tokens: int = Field(3072, ge=2)
     """Longest sample, in tokens; a longer one is cut there and flagged (3072 is the paper's length)."""
     part_bytes: int = Field(200_000_000, ge=1)

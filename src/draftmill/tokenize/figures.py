@@ -1,18 +1,17 @@
 """What is counted of a tokenized set: summable over parts, and the shares and percentiles derived from it."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from draftmill.contracts.cards import PartRecord
 
 _PERCENTILES = (5, 50, 95)
-_SEEN_BYTES = 8
 
 
 class PartStats(msgspec.Struct, kw_only=True):
@@ -26,7 +25,7 @@ class PartStats(msgspec.Struct, kw_only=True):
     """Rows dropped because an earlier row has their id."""
     samples: int = 0
     duplicate_samples: int = 0
-    """Samples with exactly the token ids of an earlier one in the same part."""
+    """Samples with exactly the token ids of an earlier one in the same part: counted by who has the whole part."""
     truncated: int = 0
     """Samples cut at max_tokens."""
     tokens: int = 0
@@ -52,42 +51,29 @@ class PartStats(msgspec.Struct, kw_only=True):
         return number, small.get(number, 0) / max(self.samples, 1)
 
 
-class Tally:
-    """Counts samples as they pass."""
+def count(
+    lengths: NDArray[np.int32], supervised: NDArray[np.int32], truncated: NDArray[np.bool_], **rows: int
+) -> PartStats:
+    """What there is to count of samples by their numbers of tokens, with the caller's counts of rows."""
+    return PartStats(
+        samples=len(lengths),
+        truncated=int(np.count_nonzero(truncated)),
+        tokens=int(lengths.sum(dtype=np.int64)),
+        supervised=int(supervised.sum(dtype=np.int64)),
+        supervised_counts=_histogram(supervised),
+        length_counts=_histogram(lengths),
+        **rows,
+    )
 
-    def __init__(self) -> None:
-        self.truncated = 0
-        self._lengths: Counter[int] = Counter()
-        self._supervised: Counter[int] = Counter()
-        self._seen: set[int] = set()
 
-    def add(self, input_ids: NDArray[np.int32], loss_mask: NDArray[np.bool_], *, truncated: bool) -> None:
-        """Counts one sample."""
-        self.truncated += truncated
-        self._lengths[len(input_ids)] += 1
-        self._supervised[int(np.count_nonzero(loss_mask))] += 1
-        self._seen.add(fingerprint(input_ids))
-
-    def figures(self, *, rows: int, dropped: int = 0, duplicate_rows: int = 0) -> PartStats:
-        """What was counted, with the caller's count of rows."""
-        samples = self._lengths.total()
-        return PartStats(
-            rows=rows,
-            dropped=dropped,
-            duplicate_rows=duplicate_rows,
-            samples=samples,
-            duplicate_samples=samples - len(self._seen),
-            truncated=self.truncated,
-            tokens=sum(n * count for n, count in self._lengths.items()),
-            supervised=sum(n * count for n, count in self._supervised.items()),
-            supervised_counts=dict(sorted(self._supervised.items())),
-            length_counts=dict(sorted(self._lengths.items())),
-        )
+def _histogram(numbers: NDArray[np.int32]) -> dict[int, int]:
+    values, counts = np.unique(numbers, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
 def fingerprint(input_ids: NDArray[np.int32]) -> int:
     """64 bits that tell a sample's ids from any other's."""
-    return int.from_bytes(hashlib.blake2b(input_ids.tobytes(), digest_size=_SEEN_BYTES).digest(), "little")
+    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(input_ids).data)
 
 
 def repeats(fingerprints: NDArray[np.uint64]) -> int:

@@ -11,7 +11,7 @@ from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.settings.inspect import InspectSettings
 from draftmill.storage.models import locate
 from draftmill.tokenize.existing import Existing, ExistingSet, open_existing
-from draftmill.tokenize.figures import PartStats, Tally, as_content
+from draftmill.tokenize.figures import PartStats, as_content, count, fingerprint, repeats
 from draftmill.tokenize.gate import judge
 from draftmill.tokenize.histogram import show
 from draftmill.tokenize.part import DUPLICATE
@@ -39,10 +39,21 @@ def run(settings: InspectSettings) -> dict[str, Any]:
 
 
 def _counted(existing: ExistingSet) -> PartStats:
-    tally = Tally()
-    for sample in existing.samples():
-        tally.add(sample.input_ids, sample.loss_mask, truncated=sample.truncated)
-    return tally.figures(rows=existing.rows, dropped=existing.dropped, duplicate_rows=existing.duplicate_rows)
+    seen = [
+        (len(sample.input_ids), np.count_nonzero(sample.loss_mask), sample.truncated, fingerprint(sample.input_ids))
+        for sample in existing.samples()
+    ]
+    lengths, supervised, truncated, fingerprints = zip(*seen, strict=True) if seen else ((), (), (), ())
+    figures = count(
+        np.array(lengths, np.int32),
+        np.array(supervised, np.int32),
+        np.array(truncated, np.bool_),
+        rows=existing.rows,
+        dropped=existing.dropped,
+        duplicate_rows=existing.duplicate_rows,
+    )
+    figures.duplicate_samples = repeats(np.array(fingerprints, np.uint64))
+    return figures
 
 
 def _show_sample(existing: ExistingSet, row: int, tokenizer: str | None) -> dict[str, Any]:

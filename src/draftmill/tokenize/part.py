@@ -4,22 +4,24 @@ What it needs is paths and numbers, so any scheduler can run it; nothing here kn
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from draftmill.contracts.cards import Dropped, PartRecord
-from draftmill.contracts.rows import Row, RowError, read_row
+from draftmill.contracts.rows import RowError, read_row
 from draftmill.settings.tokenize import Turns
 from draftmill.storage.fetch import local_copy
 from draftmill.storage.store import open_store, sha256_of
-from draftmill.tokenize.figures import Tally
+from draftmill.tokenize.figures import repeats, total
 from draftmill.tokenize.lines import piece_lines
-from draftmill.tokenize.samples import Sample, SampleMaker, open_sample_maker
+from draftmill.tokenize.rows import RowBatch, RowMaker, RowMakerSpec, samples_of
+from draftmill.tokenize.samples import Sample
 from draftmill.tokenize.shards import write_shard
 from draftmill.tokenize.source import Piece
 
@@ -38,6 +40,7 @@ class Craft:
     plan: str
     spool: Path
     """Local folder for finished shards until they are published."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class PartMaker:
     def __init__(self, craft: Craft) -> None:
         self.craft = craft
         self.store = open_store(craft.url)
-        self.samples_of: SampleMaker = open_sample_maker(craft.tokenizer, craft.turns, craft.max_tokens)
+        self.rows = RowMaker(RowMakerSpec(craft.tokenizer, craft.turns, craft.max_tokens, craft.template_kwargs))
 
     def scan(self, job: PartJob) -> NDArray[np.uint64]:
         """A 64-bit hash of each row's id, in order; 0 for a row that cannot be read."""
@@ -64,10 +67,12 @@ class PartMaker:
 
     def make(self, job: PartJob, on_rows: Callable[[int], None]) -> PartRecord:
         """Writes the part's shard into the spool; returns its record. Tells `on_rows` of rows as they are done."""
-        path, tally, dropped = self.craft.spool / f"{job.name}.arrow", Tally(), list[Dropped]()
-        rows = write_shard(path, self._counted(job, tally, dropped, on_rows))
-        repeats = sum(drop.reason == DUPLICATE for drop in dropped)
-        figures = tally.figures(rows=rows + len(dropped), dropped=len(dropped) - repeats, duplicate_rows=repeats)
+        path, made = self.craft.spool / f"{job.name}.arrow", list[RowBatch]()
+        rows = write_shard(path, self._counted(job, made, on_rows))
+        figures = total(batch.stats for batch in made)
+        figures.duplicate_samples = repeats(
+            np.concatenate([np.empty(0, np.uint64), *(batch.fingerprints for batch in made)])
+        )
         return PartRecord(
             name=job.name,
             file=path.name,
@@ -78,40 +83,27 @@ class PartMaker:
             sha256=sha256_of(path),
             plan=self.craft.plan,
             stats=msgspec.to_builtins(figures, str_keys=True),
-            dropped=tuple(dropped),
+            dropped=tuple(drop for batch in made for drop in batch.dropped),
         )
 
-    def _counted(
-        self, job: PartJob, tally: Tally, dropped: list[Dropped], on_rows: Callable[[int], None]
-    ) -> Iterator[list[Sample]]:
-        """The samples of each row that is kept; counts them, and lists the rows that are not."""
+    def _counted(self, job: PartJob, made: list[RowBatch], on_rows: Callable[[int], None]) -> Iterator[list[Sample]]:
+        """The samples of each row that is kept, a row at a time; `made` keeps what else is known of it."""
         for row_number, (file, line_number, line) in enumerate(self._lines(job)):
             on_rows(1)
-            try:
-                samples = self._samples(line, is_repeat=row_number in job.repeats)
-            except RowError as error:
-                dropped.append(Dropped(file=file, line=line_number, id=error.row_id, reason=error.reason))
-                continue
-            for sample in samples:
-                tally.add(sample.input_ids, sample.loss_mask, truncated=sample.truncated)
-            yield samples
+            batch = self.rows.make([(line_number, line)], file)
+            if row_number in job.repeats and _id_hash(line) != _UNREADABLE:
+                batch = self.rows.make([], file)
+                batch.dropped.append(Dropped(file=file, line=line_number, id=read_row(line).id, reason=DUPLICATE))
+                batch.stats.rows = batch.stats.duplicate_rows = 1
+            made.append(batch)
+            if batch.sample_ids:
+                yield samples_of(batch)
 
     def _lines(self, job: PartJob) -> Iterator[tuple[str, int, bytes]]:
         for piece in job.pieces:
             path = local_copy(self.store, piece.file)
             for number, line in piece_lines(path, piece):
                 yield piece.file.key, number, line
-
-    def _samples(self, line: bytes, *, is_repeat: bool) -> list[Sample]:
-        row: Row | None = None
-        try:
-            row = read_row(line)
-            if is_repeat:
-                raise RowError(DUPLICATE)
-            return self.samples_of(row)
-        except RowError as error:
-            error.row_id = error.row_id or (row.id if row else None)
-            raise
 
 
 def _id_hash(line: bytes) -> int:

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
+from draftmill.chat.borders import Borders, find_borders
 from draftmill.chat.chat import Chat, open_chat
-from draftmill.chat.turns import Borders, find_borders
 from draftmill.contracts.cards import Plan, PlannedPart, part_name
 from draftmill.contracts.errors import InputError
+from draftmill.settings.recipes import refuse_unknown
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.models import locate
 from draftmill.storage.sets import missing_parts
@@ -18,7 +19,7 @@ from draftmill.tokenize.part import Craft, PartJob
 from draftmill.tokenize.source import Source, cut_parts, open_source
 
 # Part of the plan: raised when the same rows and settings come to give other samples.
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Blueprint:
             max_tokens=self.settings.max_tokens,
             plan=self.plan.hash,
             spool=spool,
+            template_kwargs=self.settings.template_kwargs,
         )
 
 
@@ -60,7 +62,8 @@ def draw_up(settings: TokenizeSettings) -> Blueprint:
     """Finds tokenizer, template and input; InputError where one is missing, empty, or made for another target."""
     folder = locate(settings.tokenizer, weights=False)
     chat = open_chat(folder)
-    borders = find_borders(chat)
+    refuse_unknown(settings.template_kwargs, chat.reading.keywords, f"chat template of {settings.tokenizer}")
+    borders = find_borders(chat, settings.template_kwargs)
     source = open_source(settings.input)
     made_with = source.card.get("tokenizer_hash", chat.tokenizer_hash)
     if made_with != chat.tokenizer_hash:
@@ -84,6 +87,7 @@ def _recipe(settings: TokenizeSettings, chat: Chat, source: Source) -> dict[str,
     return {
         "format": FORMAT,
         "turns": settings.turns,
+        "template_kwargs": settings.template_kwargs,
         "max_tokens": settings.max_tokens,
         "part_bytes": settings.part_bytes,
         "tokenizer_hash": chat.tokenizer_hash,

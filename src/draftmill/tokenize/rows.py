@@ -4,18 +4,24 @@ A `RowMaker` is built once from a small picklable `RowMakerSpec` and then makes 
 comes out depends on the lines and the spec alone. A row that cannot be used is listed with its reason, never raised.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draftmill.chat.borders import find_borders
+from draftmill.chat.chat import TOKENIZER_FILE, open_chat
+from draftmill.chat.skeletons import Skeletons
+from draftmill.chat.turns import RenderedTurns, TurnFinder
 from draftmill.contracts.cards import Dropped
 from draftmill.contracts.rows import Row, RowError, read_row
 from draftmill.settings.tokenize import Turns
-from draftmill.tokenize.figures import PartStats, Tally, fingerprint
-from draftmill.tokenize.samples import Sample, open_sample_maker
+from draftmill.tokenize.encoders import Encoded, open_encoder
+from draftmill.tokenize.figures import PartStats, count, fingerprint
+from draftmill.tokenize.samples import Sample, Unencoded, Unfolder, cut, why_nothing
 
 Line = tuple[int, bytes]
 """A line's number in its file (from 1) and its JSON."""
@@ -28,6 +34,7 @@ class RowMakerSpec:
     tokenizer: Path
     turns: Turns
     max_tokens: int
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -53,46 +60,82 @@ class RowBatch:
     stats: PartStats
 
 
+@dataclass
+class _Chunk:
+    """What is known of a chunk's rows while its samples are made."""
+
+    file: str
+    row_ids: list[str | None] = field(default_factory=list)
+    rows: list[tuple[int, str, list[Unencoded]]] = field(default_factory=list)
+    """Line, id and samples to be, of every row that could be read and rendered."""
+    dropped: list[Dropped] = field(default_factory=list)
+
+    def drop(self, line: int, row_id: str | None, reason: str) -> None:
+        self.dropped.append(Dropped(file=self.file, line=line, id=row_id, reason=reason))
+
+
 class RowMaker:
     """Makes samples of rows for one target under one policy; owns the tokenizer and the template."""
 
     def __init__(self, spec: RowMakerSpec) -> None:
         """Opens the tokenizer; InputError where it is missing, or the borders of its template cannot be found."""
         self.spec = spec
-        self._samples_of = open_sample_maker(spec.tokenizer, spec.turns, spec.max_tokens)
+        chat = open_chat(spec.tokenizer)
+        finder = TurnFinder(chat, find_borders(chat, spec.template_kwargs))
+        self.unfold = Unfolder(Skeletons(finder), chat.num_ids, spec.turns, spec.template_kwargs)
+        self.encoder = open_encoder(chat, spec.tokenizer / TOKENIZER_FILE)
 
     def make(self, lines: Sequence[Line], file: str) -> RowBatch:
         """The samples of a chunk of the lines of `file`."""
-        samples: list[Sample] = []
-        dropped: list[Dropped] = []
-        row_ids: list[str | None] = []
+        chunk = _Chunk(file)
         for number, line in lines:
-            row: Row | None = None
-            try:
-                row = read_row(line)
-                row_ids.append(row.id)
-                samples += self._samples_of(row)
-            except RowError as error:
-                row_id = row.id if row else error.row_id
-                if row is None:
-                    row_ids.append(row_id)
-                dropped.append(Dropped(file=file, line=number, id=row_id, reason=error.reason))
-        return _batch(samples, row_ids, dropped)
+            self._read(chunk, number, line)
+        return _batch(list(self._finished(chunk)), chunk)
+
+    def _read(self, chunk: _Chunk, number: int, line: bytes) -> None:
+        """Says which samples the row on a line makes; lists it where it cannot make any."""
+        row: Row | None = None
+        try:
+            row = read_row(line)
+            chunk.rows.append((number, row.id, self.unfold(row)))
+        except RowError as error:
+            chunk.drop(number, row.id if row else error.row_id, error.reason)
+        chunk.row_ids.append(row.id if row else chunk.dropped[-1].id)
+
+    def _finished(self, chunk: _Chunk) -> Iterator[Sample]:
+        """The samples that can be learnt from; rows that have none are listed."""
+        made = [sample.content for _, _, samples in chunk.rows for sample in samples]
+        encoded_texts = iter(self.encoder.encode([content for content in made if isinstance(content, RenderedTurns)]))
+        for line, row_id, unencoded in chunk.rows:
+            encoded = [s.content if isinstance(s.content, Encoded) else next(encoded_texts) for s in unencoded]
+            samples = [cut(s.id, ids, self.spec.max_tokens) for s, ids in zip(unencoded, encoded, strict=True)]
+            kept = [sample for sample in samples if sample.has_anchor]
+            yield from kept
+            if not kept:
+                chunk.drop(line, row_id, why_nothing(encoded))
 
 
-def _batch(samples: Sequence[Sample], row_ids: list[str | None], dropped: list[Dropped]) -> RowBatch:
-    tally = Tally()
-    for sample in samples:
-        tally.add(sample.input_ids, sample.loss_mask, truncated=sample.truncated)
+def _batch(samples: Sequence[Sample], chunk: _Chunk) -> RowBatch:
+    lengths = np.array([len(sample.input_ids) for sample in samples], np.int32)
+    supervised = np.array([np.count_nonzero(sample.loss_mask) for sample in samples], np.int32)
+    truncated = np.array([sample.truncated for sample in samples], np.bool_)
+    rows_in = len(chunk.row_ids)
     return RowBatch(
         sample_ids=[sample.id for sample in samples],
-        lengths=np.array([len(sample.input_ids) for sample in samples], np.int32),
+        lengths=lengths,
         input_ids=np.concatenate([np.empty(0, np.int32), *(sample.input_ids for sample in samples)]),
         loss_mask=np.concatenate([np.empty(0, np.bool_), *(sample.loss_mask for sample in samples)]),
-        truncated=np.array([sample.truncated for sample in samples], np.bool_),
+        truncated=truncated,
         fingerprints=np.array([fingerprint(sample.input_ids) for sample in samples], np.uint64),
-        row_ids=row_ids,
-        rows_in=len(row_ids),
-        dropped=dropped,
-        stats=tally.figures(rows=len(row_ids), dropped=len(dropped)),
+        row_ids=chunk.row_ids,
+        rows_in=rows_in,
+        dropped=sorted(chunk.dropped, key=lambda drop: drop.line),
+        stats=count(lengths, supervised, truncated, rows=rows_in, dropped=len(chunk.dropped)),
     )
+
+
+def samples_of(batch: RowBatch) -> list[Sample]:
+    """The batch's samples, one by one."""
+    ends = np.cumsum(batch.lengths).tolist()
+    cuts = zip(batch.sample_ids, [0, *ends], ends, batch.truncated.tolist(), strict=False)
+    return [Sample(name, batch.input_ids[a:b], batch.loss_mask[a:b], is_cut) for name, a, b, is_cut in cuts]

@@ -1,21 +1,33 @@
-"""One row of conversation -> its samples: token ids, and which of them the target generated.
+"""One row of conversation -> its samples, first without their ids, then cut to length and sorted out.
 
 Where an answer carries the engine's own `prompt_token_ids` and `token_ids`, these are the sample, verbatim. Where it
-does not, the conversation is rendered, and an answer is supervised when its rendered prompt is what the target saw.
+does not, the conversation is rendered, and the policy says which answers are supervised (chat/turns.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from draftmill.chat.chat import Chat, open_chat
-from draftmill.chat.turns import Borders, RenderedTurns, encode_turns, find_borders, render_turns
-from draftmill.contracts.rows import Message, Row, RowError
+from draftmill.chat.conversation import Conversation
+from draftmill.chat.skeletons import Skeletons
+from draftmill.chat.turns import RenderedTurns
+from draftmill.contracts.rows import Row, RowError
 from draftmill.settings.tokenize import Turns
+from draftmill.tokenize.encoders import Encoded
+from draftmill.tokenize.verbatim import engine_turns, joined
+
+_TWO_SUPERVISED = np.ones(2, np.bool_).tobytes()
+
+
+class Unencoded(NamedTuple):
+    """A sample to be: text, or ids that an engine wrote down."""
+
+    id: str
+    """`row`, or `row#turn` where the row makes several samples; turn is the number (from 0) of its last answer."""
+    content: RenderedTurns | Encoded
 
 
 class Sample(NamedTuple):
@@ -28,120 +40,56 @@ class Sample(NamedTuple):
 
     @property
     def has_anchor(self) -> bool:
-        """Whether two supervised tokens follow each other: the drafter can learn from it (contracts/blocks.py)."""
-        return bool((self.loss_mask[1:] & self.loss_mask[:-1]).any())
+        """Whether two supervised tokens follow each other: a drafter can learn from it (contracts/blocks.py)."""
+        return _TWO_SUPERVISED in self.loss_mask.tobytes()
 
 
 @dataclass(frozen=True)
-class SampleMaker:
-    """Makes samples for one target under one policy."""
+class Unfolder:
+    """Says which samples a row makes, for one target under one policy."""
 
-    chat: Chat
-    borders: Borders
+    render: Skeletons
     num_ids: int
     """Ids from here on are not this tokenizer's."""
     turns: Turns
-    max_tokens: int
+    template_kwargs: Mapping[str, Any]
+    """What the prompts of rows were rendered with that do not say so themselves."""
 
-    def __call__(self, row: Row) -> list[Sample]:
-        """The row's samples, each with an anchor position; RowError with the reason where there is none."""
+    def __call__(self, row: Row) -> list[Unencoded]:
+        """The row's samples to be; RowError with the reason where it cannot make any."""
         answers = [message for message in row.messages if message["role"] == "assistant"]
-        if not answers:
-            raise RowError("no assistant turn")
-        has_engine_ids = any("token_ids" in message for message in answers)
-        pieces = self._from_engine(answers) if has_engine_ids else [self._rendered(row, len(answers))]
-        samples = [self._sample(row.id, piece, is_only=len(pieces) == 1) for piece in pieces]
-        kept = [sample for sample in samples if sample.has_anchor]
-        if not kept:
-            raise RowError(_why_nothing(pieces))
-        return kept
+        turns: Turns = "last" if row.only_last else self.turns
+        if any("token_ids" in message for message in answers):
+            made = engine_turns(answers, self.num_ids)
+            made = made[-1:] if turns == "last" else joined(made)
+            return _named(row.id, [(turn.answer, turn.encoded) for turn in made])
+        renders = self.render(self.conversation(row), turns)
+        return _named(row.id, [(max(render.answers, default=0), render) for render in renders])
 
-    def _from_engine(self, answers: Sequence[Message]) -> list["_Ids"]:
-        """A turn whose prompt begins with the ids of the turn before is joined to it; another starts a sample."""
-        joined: list[_Ids] = []
-        for number, message in enumerate(answers):
-            if "token_ids" not in message:  # history that came with the prompt
-                continue
-            turn = _engine_turn(number, message, self.num_ids)
-            if joined and self.turns == "faithful" and turn.continues(joined[-1]):
-                turn = turn.joined_to(joined.pop())
-            joined.append(turn)
-        return joined if self.turns == "faithful" else joined[-1:]
-
-    def _rendered(self, row: Row, num_answers: int) -> "_Ids":
-        """Up to the last answer: what follows it teaches nothing, and makes some templates drop its reasoning."""
-        last = max(i for i, message in enumerate(row.messages) if message["role"] == "assistant")
-        turns = render_turns(
-            self.chat, self.borders, row.messages[: last + 1], tools=row.tools, **_template_kwargs(row)
-        )
-        if row.finish_reason == "length":
-            turns = _without_end(turns, self.borders, num_answers - 1)
-        if self.turns == "last" or row.only_last:
-            keep = [i for i, answer in enumerate(turns.answers) if answer == num_answers - 1]
-            turns = RenderedTurns(turns.text, (num_answers - 1,) * len(keep), tuple(turns.spans[i] for i in keep))
-        return _Ids(num_answers - 1, *encode_turns(self.chat, turns))
-
-    def _sample(self, row_id: str, piece: "_Ids", *, is_only: bool) -> Sample:
-        return _cut(row_id if is_only else f"{row_id}#{piece.answer}", piece, self.max_tokens)
+    def conversation(self, row: Row) -> Conversation:
+        """The row as its template is asked to print it."""
+        given = (row.sampling or {}).get("chat_template_kwargs") or {}
+        if not isinstance(given, dict):
+            raise RowError("chat_template_kwargs is not an object", repr(given)[:80])
+        is_cut = row.finish_reason == "length"
+        return Conversation(row.messages, row.tools, {**self.template_kwargs, **given}, is_cut)
 
 
-def _cut(sample_id: str, piece: "_Ids", max_tokens: int) -> Sample:
-    ids, mask = np.asarray(piece.ids[:max_tokens], np.int32), np.asarray(piece.mask[:max_tokens], np.bool_)
-    return Sample(sample_id, ids, mask, len(piece.ids) > max_tokens)
+def _named(row_id: str, made: Sequence[tuple[int, RenderedTurns | Encoded]]) -> list[Unencoded]:
+    if len(made) == 1:
+        return [Unencoded(row_id, made[0][1])]
+    return [Unencoded(f"{row_id}#{answer}", content) for answer, content in made]
 
 
-def open_sample_maker(folder: Path, turns: Turns, max_tokens: int) -> SampleMaker:
-    """A maker for the target in `folder`; InputError where its template's borders cannot be found."""
-    chat = open_chat(folder)
-    num_ids = max(chat.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    return SampleMaker(chat, find_borders(chat), num_ids, turns, max_tokens)
+def cut(sample_id: str, encoded: Encoded, max_tokens: int) -> Sample:
+    """The sample, no longer than `max_tokens`: cut in its ids, and flagged, without an end that nobody generated."""
+    is_long = len(encoded.input_ids) > max_tokens
+    return Sample(sample_id, encoded.input_ids[:max_tokens], encoded.loss_mask[:max_tokens], is_long)
 
 
-class _Ids(NamedTuple):
-    """Ids and mask that end with the row's answer number `answer` (from 0)."""
-
-    answer: int
-    ids: list[int]
-    mask: list[bool]
-
-    def continues(self, earlier: "_Ids") -> bool:
-        prompt = self.ids[: self.mask.index(True)] if True in self.mask else self.ids
-        return prompt[: len(earlier.ids)] == earlier.ids
-
-    def joined_to(self, earlier: "_Ids") -> "_Ids":
-        return _Ids(self.answer, self.ids, earlier.mask + self.mask[len(earlier.mask) :])
-
-
-def _engine_turn(number: int, message: Message, num_ids: int) -> _Ids:
-    prompt, answer = message.get("prompt_token_ids"), message["token_ids"]
-    for ids in (prompt, answer):
-        if not isinstance(ids, list) or not all(type(i) is int for i in ids):
-            raise RowError("token_ids and prompt_token_ids are not two lists of numbers")
-    assert isinstance(prompt, list)
-    if any(not 0 <= i < num_ids for i in (*prompt, *answer)):
-        raise RowError("a token id that this tokenizer does not have", "was the row made by another target?")
-    return _Ids(number, prompt + answer, [False] * len(prompt) + [True] * len(answer))
-
-
-def _template_kwargs(row: Row) -> dict[str, Any]:
-    """What the prompt was rendered with when the row was generated, e.g. `enable_thinking`."""
-    given = (row.sampling or {}).get("chat_template_kwargs", {})
-    if not isinstance(given, dict):
-        raise RowError("chat_template_kwargs is not an object", repr(given)[:80])
-    return given
-
-
-def _without_end(turns: RenderedTurns, borders: Borders, answer: int) -> RenderedTurns:
-    """An answer cut by its token limit has no end-of-turn token: the template printed one that nobody generated."""
-    if not turns.answers or turns.answers[-1] != answer:
-        return turns
-    start, stop = turns.spans[-1]
-    stop -= len(borders.end)
-    return RenderedTurns(turns.text[:stop], turns.answers, (*turns.spans[:-1], (start, stop)))
-
-
-def _why_nothing(pieces: Sequence[_Ids]) -> str:
-    whole = [_cut("", piece, len(piece.ids)) for piece in pieces]
+def why_nothing(row_samples: Sequence[Encoded]) -> str:
+    """The reason why none of a row's samples, in full length, can be kept."""
+    whole = [cut("", encoded, len(encoded.input_ids)) for encoded in row_samples]
     if any(sample.has_anchor for sample in whole):
         return "nothing to learn from within max_tokens"
     if any(sample.loss_mask.any() for sample in whole):
