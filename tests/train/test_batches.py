@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,27 @@ torch = pytest.importorskip("torch")
 from draftmill.contracts.blocks import num_supervised_slots  # noqa: E402
 from draftmill.extract.taps import TapReader  # noqa: E402
 from draftmill.extract.target import load_target  # noqa: E402
+from draftmill.model.attention import GroupedAttention  # noqa: E402
+from draftmill.model.mask import dense_mask  # noqa: E402
 from draftmill.model.shape import DrafterShape  # noqa: E402
+from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.storage.sets import open_set  # noqa: E402
-from draftmill.train.batches import Batches, DocumentStates, TargetFeatures, length_buckets, pack, run_ends  # noqa: E402
-from draftmill.train.rows import PlannedRow  # noqa: E402
-from draftmill.train.samples import Sample, SampleSet  # noqa: E402
+from draftmill.train.batches import (  # noqa: E402
+    Batch,
+    Batches,
+    BatchSize,
+    DocumentStates,
+    TargetFeatures,
+    length_buckets,
+    pack,
+    run_ends,
+)
+from draftmill.train.gate import KeptSample  # noqa: E402
+from draftmill.train.rows import PlannedRow, RowPlan  # noqa: E402
+from draftmill.train.samples import IntArray, Sample, SampleSet  # noqa: E402
 from sample_sets import GivenSample, write_samples  # noqa: E402
 from tiny import write_tiny_target  # noqa: E402
+from tiny_drafter import random_drafter  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -53,10 +68,19 @@ def sample(name: str, mask: Sequence[bool], first_token: int) -> Sample:
     return Sample(name, np.arange(first_token, first_token + len(mask)), np.array(mask))
 
 
+def batch_of(docs: Sequence[Sample], anchors: Sequence[IntArray], size: BatchSize | None = None) -> Batch:
+    packed = pack(docs, anchors, BLOCK)
+    return (packed.filled(size) if size else packed).with_states(CountedFeatures().states_of(docs), MASK_ID)
+
+
+def size_of(**changed: object) -> BatchSize:
+    settings = TrainSettings(input="i", output=("o",), target="t", max_tokens=64, num_anchors=16, **changed)  # type: ignore[arg-type]
+    return BatchSize.of(settings, is_constant=False)
+
+
 def test_a_block_never_goes_on_into_the_next_document() -> None:
     first, second = sample("a", [False] * 4 + [True] * 6, 10), sample("b", [True] * 7, 30)
-    features = CountedFeatures().states_of([first, second])
-    batch = pack([first, second], features, [np.array([8]), np.array([0, 5])], BLOCK, MASK_ID)
+    batch = batch_of([first, second], [np.array([8]), np.array([0, 5])])
     assert batch.layout.anchors_N.tolist() == [8, 10, 15]
     assert batch.block_ids_NB.tolist() == [[18, 99, 99, 99], [30, 99, 99, 99], [35, 99, 99, 99]]
     assert batch.supervised_NJ.tolist() == [[True, False, False], [True, True, True], [True, False, False]]
@@ -72,7 +96,7 @@ def test_anchors_slots_and_tokens_are_those_of_the_block_rule(seed: int) -> None
     rng = random.Random(seed)
     docs = [sample(f"d{i}", [rng.random() < 0.7 for _ in range(rng.randint(3, 15))], 0) for i in range(3)]
     anchors = [np.flatnonzero(doc.loss_mask[:-1] & doc.loss_mask[1:]) for doc in docs]
-    batch = pack(docs, CountedFeatures().states_of(docs), anchors, BLOCK, MASK_ID)
+    batch = batch_of(docs, anchors)
     mask = [bool(m) for doc in docs for m in doc.loss_mask]
     tokens = [int(t) for doc in docs for t in doc.input_ids]
     documents = batch.layout.documents_T.tolist()
@@ -98,21 +122,101 @@ def test_runs_end_where_supervision_does() -> None:
 def test_anchors_of_a_sample_do_not_depend_on_its_company(tmp_path: Path) -> None:
     given: list[GivenSample] = [(f"s{i}", [5] * 30, [True] * 30) for i in range(4)]
     samples = SampleSet(open_set(write_samples(tmp_path, given, "hash"), "tokenize"))
-    batches = Batches(samples, CountedFeatures(), SHAPE, seed=7)
+    batches = Batches(samples, CountedFeatures(), SHAPE, 7, size_of())
     alone = batches.batch_at(PlannedRow(2, (3,), (6,))).layout.anchors_N.tolist()
     together = batches.batch_at(PlannedRow(2, (1, 3, 0), (4, 6, 4))).layout.anchors_N.tolist()
     assert [a - 30 for a in together if 30 <= a < 60] == alone
     assert batches.batch_at(PlannedRow(3, (3,), (6,))).layout.anchors_N.tolist() != alone
 
 
-def test_target_batches_hold_little_padding_and_every_sample_once() -> None:
+def test_filling_up_to_constant_shapes_adds_nothing_that_is_seen_or_learnt() -> None:
+    docs = [sample("b", [True] * 7, 30), sample("a", [False] * 4 + [True] * 6, 10)]
+    anchors = [np.array([0, 5]), np.array([8])]
+    plain = batch_of(docs, anchors)
+    filled = batch_of(docs, anchors, replace(size_of(), max_tokens=25, num_anchors=6, is_constant=True))
+    assert filled.layout.anchors_N.tolist() == [0, 5, 15, -1, -1, -1]
+    assert (filled.layout.context_len, filled.features_TF.shape[0], filled.labels_NJ.shape) == (25, 25, (6, 3))
+    assert torch.equal(filled.supervised_NJ[:3], plain.supervised_NJ) and not filled.supervised_NJ[3:].any()
+    assert torch.equal(filled.labels_NJ[:3][plain.supervised_NJ], plain.labels_NJ[plain.supervised_NJ])
+    assert filled.block_ids_NB[3:].eq(MASK_ID).all()
+    for window in (None, 3):
+        whole, mask = dense_mask(plain.layout, window), dense_mask(filled.layout, window)
+        queries = whole.shape[0]
+        assert torch.equal(mask[:queries, :17], whole[:, :17]) and not mask[:queries, 17:25].any()
+        assert torch.equal(mask[:queries, 25 : 25 + queries], whole[:, 17:])
+    drafter = random_drafter(SHAPE)
+    embeds = torch.randn(100, 2)
+
+    def hidden(batch: Batch) -> torch.Tensor:
+        attend = GroupedAttention(batch.layout, [None])
+        return drafter(
+            embeds[batch.block_ids_NB].flatten(0, 1), drafter.project(batch.features_TF), batch.layout, attend
+        )
+
+    torch.testing.assert_close(hidden(filled)[: 3 * BLOCK], hidden(plain), atol=1e-6, rtol=1e-5)
+    assert hidden(filled).isfinite().all()
+
+
+def test_further_draws_of_a_visit_ask_the_target_once_and_have_anchors_of_their_own(tmp_path: Path) -> None:
+    given: list[GivenSample] = [(f"s{i}", [5] * 30, [True] * 30) for i in range(4)]
+    samples = SampleSet(open_set(write_samples(tmp_path, given, "hash"), "tokenize"))
+    asked: list[list[str]] = []
+
+    class Counting(CountedFeatures):
+        def states_of(self, samples: Sequence[Sample]) -> list[DocumentStates]:
+            asked.append([s.id for s in samples])
+            return super().states_of(samples)
+
+    batches = Batches(samples, Counting(), SHAPE, 7, size_of(draws_per_pass=3, rows_per_step=2))
+    rows = [PlannedRow(0, (i,), (6,), draw) for draw in range(3) for i in (0, 1)]
+    anchors = [batches.batch_at(row).layout.anchors_N.tolist() for row in rows]
+    assert asked == [["s0"], ["s1"]]
+    assert len({tuple(a) for a in anchors}) == 6
+    batches.batch_at(PlannedRow(0, (2,), (6,)))
+    batches.batch_at(PlannedRow(0, (1,), (6,), 1))
+    assert asked[2:] == [["s2"]]  # s0 made room for s2
+    alone = Batches(samples, Counting(), SHAPE, 7, size_of())
+    assert alone.batch_at(rows[5]).layout.anchors_N.tolist() == anchors[5]
+
+
+def test_a_sample_longer_than_a_row_is_read_up_to_the_cut(tmp_path: Path) -> None:
+    given: list[GivenSample] = [(f"s{i}", list(range(90)), [True] * 90) for i in range(2)]
+    samples = SampleSet(open_set(write_samples(tmp_path, given, "hash"), "tokenize"))
+    batch = Batches(samples, CountedFeatures(), SHAPE, 7, size_of()).batch_at(PlannedRow(0, (1,), (63,)))
+    assert batch.layout.context_len == 64
+    assert batch.layout.anchors_N.tolist() == list(range(63))
+    assert batch.supervised_NJ[-1].tolist() == [True, False, False]
+
+
+def story_lengths(count: int) -> list[int]:
+    """Lengths as the story's: log-normal with mean 2,068 and 95th percentile 4,300, at most 10,800."""
+    drawn = np.random.default_rng(0).lognormal(mean=7.493, sigma=0.531, size=count)
+    return np.clip(drawn, 20, 10_800).astype(int).tolist()
+
+
+@pytest.mark.parametrize("max_tokens", [3_072, 10_800, 65_536])
+def test_padding_is_at_most_a_twentieth_on_the_storys_lengths(max_tokens: int) -> None:
+    lengths = [min(length, max_tokens) for length in story_lengths(4_000)]
+    assert 1_900 < np.mean(story_lengths(4_000)) < 2_200
+    kept = tuple(KeptSample(i, length, length - 1) for i, length in enumerate(lengths))
+    settings = TrainSettings(input="i", output=("o",), target="t", max_tokens=max_tokens)
+    plan = RowPlan(kept, settings)
+    padded = tokens = 0
+    for step in range(plan.num_steps(1)):
+        in_row = [lengths[i] for row in plan.micros_of(step) for i in row.samples]
+        buckets = length_buckets(in_row, max_tokens)
+        assert sorted(i for bucket in buckets for i in bucket) == list(range(len(in_row)))
+        sizes = [len(bucket) * max(in_row[i] for i in bucket) for bucket in buckets]
+        assert max(sizes) <= max_tokens
+        padded, tokens = padded + sum(sizes), tokens + sum(in_row)
+    assert tokens >= sum(lengths)
+    assert padded - tokens <= 0.05 * padded
+
+
+def test_target_batches_of_like_lengths_are_few() -> None:
     lengths = [random.Random(i).randint(10, 90) for i in range(40)]
-    buckets = length_buckets(lengths, max_tokens=200)
-    assert sorted(i for bucket in buckets for i in bucket) == list(range(40))
-    for bucket in buckets:
-        longest, shortest = max(lengths[i] for i in bucket), min(lengths[i] for i in bucket)
-        assert longest <= 1.25 * shortest and (longest * len(bucket) <= 200 or len(bucket) == 1)
-    assert len(buckets) < 25
+    assert len(length_buckets(lengths, max_tokens=400)) <= 20
+    assert length_buckets([50] * 8, max_tokens=400) == [list(range(8))]
 
 
 def features_of(source: TargetFeatures, samples: Sequence[Sample]) -> list[torch.Tensor]:

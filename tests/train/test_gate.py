@@ -43,12 +43,21 @@ def test_supervision_never_runs_on_into_the_next_sample(tmp_path: Path) -> None:
 
 def test_samples_that_cannot_be_trained_on_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
     masked: GivenSample = ("masked", [2, 19, 3], [True] * 3)
-    long: GivenSample = ("long", [2] * 9, [True] * 9)
-    found = gated(tmp_path, [GOOD, masked, GOOD, GOOD, long], mask_id=19, max_tokens=8)
+    late: GivenSample = ("late", [2] * 9, [False] * 7 + [True] * 2)
+    found = gated(tmp_path, [GOOD, masked, GOOD, GOOD, late], mask_id=19, max_tokens=8)
     assert [(d.file, d.line, d.id, d.reason) for d in found.dropped] == [
         ("part-00000.arrow", 2, "masked", "holds the mask token"),
-        ("part-00000.arrow", 5, "long", "longer than max_tokens"),
+        ("part-00000.arrow", 5, "late", "no anchor position within max_tokens"),
     ]
+
+
+def test_a_sample_longer_than_a_row_is_cut_flagged_and_kept_where_anchors_remain(tmp_path: Path) -> None:
+    long: GivenSample = ("long", [2] * 9, [False] * 5 + [True] * 4)
+    beyond: GivenSample = ("beyond", [2] * 9 + [19], [True] * 10)
+    found = gated(tmp_path, [long, GOOD, beyond], mask_id=19, max_tokens=8)
+    # Of the supervised positions 5 .. 8 the cut leaves 5, 6, 7, and 7 has no successor within the row.
+    assert [(s.length, s.num_eligible, s.is_cut) for s in found.kept] == [(8, 2, True), (4, 2, False), (8, 7, True)]
+    assert (found.num_cut, found.num_tokens, found.dropped) == (2, 20, ())
 
 
 def test_the_mask_is_the_first_row_that_neither_tokenizer_nor_data_use(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from draftmill.extract.taps import TapReader  # noqa: E402
 from draftmill.extract.target import Target, load_target  # noqa: E402
 from draftmill.model.attention import DenseAttention  # noqa: E402
 from draftmill.model.cache import DraftCache  # noqa: E402
+from draftmill.model.forms import attention_form  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.train.anchors import draw_anchors  # noqa: E402
 from draftmill.train.batches import Batch, TargetFeatures, pack  # noqa: E402
@@ -54,7 +55,11 @@ def batch_of(
     reader = TapReader(target, shape.tap_ids, has_last=has_last)
     source = TargetFeatures(reader, target.device, max_tokens=1000, cache_bytes=0)
     anchors = [draw_anchors(s.loss_mask, num_anchors, seed=0, epoch=visit, sample_id=s.id, draw=0) for s in samples]
-    return pack(samples, source.states_of(samples), anchors, shape.block_size, shape.mask_id)
+    return pack(samples, anchors, shape.block_size).with_states(source.states_of(samples), shape.mask_id)
+
+
+def loss_of(target: Target, run: RunState, chosen: TrainSettings, seen: Sequence[int] = range(256)) -> LossOf:
+    return LossOf(target, chosen, seen, attention_form("auto", run.drafter.shape, target.device))
 
 
 def start(target: Target, chosen: TrainSettings) -> RunState:
@@ -67,7 +72,7 @@ def run_steps(run: RunState, chosen: TrainSettings, micros: list[list[Batch]], t
     numbered = [[PlannedRow(0, (i,), (1,)) for i, b in enumerate(flat) if any(b is m for m in step)] for step in micros]
     seen: list[StepSums] = []
     schedule = Schedule(
-        len(micros), lambda s: numbered[s], lambda row: flat[row.samples[0]], LossOf(target, chosen, range(256))
+        len(micros), lambda s: numbered[s], lambda row: flat[row.samples[0]], loss_of(target, run, chosen)
     )
     train(run, schedule, chosen, lambda sums, epoch, lr, norm: seen.append(sums))
     return seen
@@ -78,7 +83,7 @@ def test_one_big_batch_equals_unequal_micro_batches(target: Target, loss: str) -
     chosen, docs = settings(loss=loss, clip_norm=1e9), documents(5, 40)
     whole, cut = start(target, chosen), start(target, chosen)
     batch = batch_of(target, whole, docs, 6)
-    plain = LossOf(target, chosen, range(256))(whole.drafter, batch)
+    plain = loss_of(target, whole, chosen)(whole.drafter, batch)
     means = torch.autograd.grad(plain.nats / plain.weight, list(whole.drafter.parameters()))
     sums = run_steps(whole, chosen, [[batch]], target)
     parts = [batch_of(target, cut, docs[a:b], 6) for a, b in ((0, 1), (1, 4), (4, 5))]
@@ -95,8 +100,8 @@ def test_a_loss_among_seen_tokens_leaves_the_rest_of_the_vocabulary_out(target: 
     narrow, doc = settings(loss_vocab="seen"), documents(1, 40)[0]
     run = start(target, narrow)
     batch = batch_of(target, run, [doc], 6)
-    whole = LossOf(target, settings(), ())(run.drafter, batch)
-    everything = LossOf(target, narrow, range(272))(run.drafter, batch)
+    whole = loss_of(target, run, settings())(run.drafter, batch)
+    everything = loss_of(target, run, narrow, range(272))(run.drafter, batch)
     torch.testing.assert_close(everything.nats, whole.nats, rtol=1e-6, atol=0)
     seen = sorted(set(doc.input_ids.tolist()))
     with torch.no_grad():
@@ -108,7 +113,7 @@ def test_a_loss_among_seen_tokens_leaves_the_rest_of_the_vocabulary_out(target: 
     logits[:, outside] = float("-inf")
     expected = F.cross_entropy(logits, batch.labels_NJ[batch.supervised_NJ], reduction="none")
     uniform = settings(loss_vocab="seen", loss="uniform")
-    found = LossOf(target, uniform, seen)(run.drafter, batch)
+    found = loss_of(target, run, uniform, seen)(run.drafter, batch)
     torch.testing.assert_close(found.nats / found.weight, expected.mean(), rtol=1e-5, atol=0)
 
 

@@ -51,3 +51,13 @@ def test_a_step_asked_for_out_of_order_is_the_same_step() -> None:
 
 def test_a_step_takes_as_many_rows_as_it_says_across_epochs() -> None:
     assert all(len(plan(rows_per_step=3).micros_of(step)) == 3 for step in range(20))
+
+
+def test_draws_of_one_pass_are_successive_steps_over_the_same_rows() -> None:
+    found, once = plan(draws_per_pass=3), plan()
+    assert found.num_steps(2) == 3 * once.num_steps(2)
+    for step in range(30):
+        rows_of_step = found.micros_of(step)
+        assert [row.draw for row in rows_of_step] == [step % 3] * 2
+        visits = [(row.epoch, row.samples, row.counts) for row in rows_of_step]
+        assert visits == [(row.epoch, row.samples, row.counts) for row in once.micros_of(step // 3)]

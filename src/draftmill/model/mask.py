@@ -26,6 +26,11 @@ class BlockLayout:
     """The position each context token has in its own document."""
     block_size: int
 
+    def to(self, device: torch.device) -> "BlockLayout":
+        """The same layout on another device."""
+        tensors = self.anchors_N.to(device), self.documents_T.to(device), self.positions_T.to(device)
+        return BlockLayout(*tensors, self.block_size)
+
     @property
     def num_blocks(self) -> int:
         """Blocks in the row, padding included, N."""

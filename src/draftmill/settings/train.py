@@ -48,11 +48,13 @@ class TrainSettings(RoomSettings):
     num_anchors: int = Field(512, ge=1)
     """Blocks per max_tokens of text; a shorter sample gets its share, rounded up."""
     max_tokens: int = Field(3072, ge=2)
-    """Tokens a training row may hold; short samples share a row, longer ones are dropped and counted."""
+    """Tokens a training row may hold; short samples share a row, longer ones are cut there and counted."""
     rows_per_step: int = Field(1, ge=1)
     """Training rows that make one optimizer step (one mean over all their slots); each is a micro-batch."""
+    draws_per_pass: int = Field(1, ge=1)
+    """Steps that reuse one pass of the target over their rows, each with anchors of its own."""
     num_epochs: int = Field(6, ge=1)
-    """Passes over the set, with fresh anchors each; num_steps overrules it."""
+    """Passes over the set, with fresh anchors each (draws_per_pass times as many); num_steps overrules it."""
     num_steps: int | None = Field(None, ge=1)
     """Optimizer steps, however many passes that takes."""
     seed: int = Field(0, ge=0)
@@ -94,6 +96,8 @@ class TrainSettings(RoomSettings):
     """Tokens the loss chooses among: the target's whole vocabulary, or those that occur in the set (an easier loss, for
     narrow text where the head dominates the cost of a step; drafting always chooses among all)."""
 
+    attention: Literal["auto", "dense", "grouped", "flex"] = "auto"
+    """Form of attention; auto: flex on CUDA, grouped elsewhere. All follow one rule."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """What target and drafter compute in; weights, moments and loss stay float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

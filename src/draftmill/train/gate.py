@@ -1,7 +1,8 @@
 """The gate before training: is this set this target's, is the mask token free, is there anything to learn.
 
-Samples that cannot be trained on are dropped and listed: longer than a row, without an anchor position, or holding the
-mask token. The set is refused where nothing is left, or where more is dropped than `max_dropped_frac`.
+Samples longer than a row are cut there and counted. Samples that cannot be trained on are dropped and listed: without
+an anchor position, or holding the mask token. The set is refused where nothing is left, or where more is dropped than
+`max_dropped_frac`.
 """
 
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ class KeptSample:
     index: int
     length: int
     num_eligible: int
+    is_cut: bool = False
+    """Whether it is longer in the set: what lies beyond `length` tokens is left out."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,11 @@ class GatedSamples:
     def num_tokens(self) -> int:
         """Tokens of the kept samples, supervised or not."""
         return sum(sample.length for sample in self.kept)
+
+    @property
+    def num_cut(self) -> int:
+        """Kept samples of which only the beginning is trained on."""
+        return sum(sample.is_cut for sample in self.kept)
 
 
 @dataclass(frozen=True)
@@ -116,32 +124,32 @@ def _mask_id(named: int | None, vocabulary: Vocabulary, used: BoolArray) -> int:
 def _sort_out(
     batch: SampleBatch, mask_id: int, max_tokens: int, kept: list[KeptSample], dropped: list[Dropped]
 ) -> None:
-    lengths = np.diff(batch.bounds)
+    starts, ends = batch.bounds[:-1], np.minimum(batch.bounds[1:], batch.bounds[:-1] + max_tokens)
     eligible = batch.loss_mask.copy()
     eligible[:-1] &= batch.loss_mask[1:]
-    eligible[batch.bounds[1:][lengths > 0] - 1] = False  # a sample's last token has no successor
-    num_eligible = _count_per_sample(eligible, batch.bounds)
-    num_masks = _count_per_sample(batch.input_ids == mask_id, batch.bounds)
+    eligible[ends[ends > starts] - 1] = False  # a sample's last token has no successor, nor the last before a cut
+    num_eligible = _count(eligible, starts, ends)
+    num_masks = _count(batch.input_ids == mask_id, starts, ends)
     for i, sample_id in enumerate(batch.ids):
-        length = int(lengths[i])
-        reason = _reason(length, int(num_eligible[i]), int(num_masks[i]), max_tokens)
+        is_cut = bool(ends[i] < batch.bounds[i + 1])
+        reason = _reason(int(num_eligible[i]), int(num_masks[i]), is_cut)
         if reason is None:
-            kept.append(KeptSample(batch.first + i, length, int(num_eligible[i])))
+            kept.append(KeptSample(batch.first + i, int(ends[i] - starts[i]), int(num_eligible[i]), is_cut))
         else:
             dropped.append(Dropped(file=batch.file, line=batch.first + i + 1, id=sample_id, reason=reason))
 
 
-def _count_per_sample(flags: BoolArray, bounds: IntArray) -> IntArray:
+def _count(flags: BoolArray, starts: IntArray, ends: IntArray) -> IntArray:
     total = np.concatenate([[0], np.cumsum(flags)])
-    return total[bounds[1:]] - total[bounds[:-1]]
+    return total[ends] - total[starts]
 
 
-def _reason(length: int, num_eligible: int, num_masks: int, max_tokens: int) -> str | None:
+def _reason(num_eligible: int, num_masks: int, is_cut: bool) -> str | None:
     if num_masks:
         return "holds the mask token"
-    if length > max_tokens:
-        return "longer than max_tokens"
-    return None if num_eligible else "no anchor position"
+    if num_eligible:
+        return None
+    return "no anchor position within max_tokens" if is_cut else "no anchor position"
 
 
 def _refuse_if_poor(kept: list[KeptSample], dropped: list[Dropped], settings: TrainSettings) -> None:

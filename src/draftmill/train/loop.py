@@ -9,8 +9,8 @@ from torch import nn
 
 from draftmill.contracts.errors import DraftmillError
 from draftmill.extract.target import Target
-from draftmill.model.attention import GroupedAttention
 from draftmill.model.drafter import Drafter
+from draftmill.model.forms import AttentionForm
 from draftmill.model.loss import BlockLoss, LossRule, Truth, block_loss
 from draftmill.model.vocabulary import Objective
 from draftmill.settings.train import TrainSettings
@@ -28,7 +28,10 @@ class DivergedError(DraftmillError, ArithmeticError):
 class LossOf:
     """The loss of one batch: what the target lends, how slots are weighted, what is computed in which dtype."""
 
-    def __init__(self, target: Target, settings: TrainSettings, seen_ids: Sequence[int]) -> None:
+    def __init__(
+        self, target: Target, settings: TrainSettings, seen_ids: Sequence[int], attention: AttentionForm
+    ) -> None:
+        self._attention = attention
         self._embed = target.embed
         self._head_VH = target.head.weight
         self._row_of_V = torch.arange(target.vocab_size, device=target.device)
@@ -44,7 +47,7 @@ class LossOf:
 
     def __call__(self, drafter: Drafter, batch: Batch) -> BlockLoss:
         """The weighted sum over the batch's supervised slots, and its divisor."""
-        attend = GroupedAttention(batch.layout, [drafter.shape.window(i) for i in range(drafter.shape.num_layers)])
+        attend = self._attention.over(batch.layout)
         with torch.autocast(batch.features_TF.device.type, torch.bfloat16, enabled=self._is_mixed):
             context_TH = drafter.project(batch.features_TF)
             hidden_QH = drafter(self._embed(batch.block_ids_NB).flatten(0, 1), context_TH, batch.layout, attend)

@@ -45,10 +45,11 @@ class StepSums:
         leading_NJ = loss.correct_NJ.long().cumprod(dim=1)
         self.nats += float(loss.nats.detach())
         self.weight += float(loss.weight)
-        self.tokens += batch.layout.context_len
-        self.blocks += batch.layout.num_blocks
+        num_blocks = int((batch.layout.anchors_N >= 0).sum())
+        self.tokens += int((batch.layout.documents_T >= 0).sum())
+        self.blocks += num_blocks
         self.slots += int(batch.supervised_NJ.sum())
-        self.emitted += batch.layout.num_blocks + int(leading_NJ.sum())
+        self.emitted += num_blocks + int(leading_NJ.sum())
         self.first_correct += int(leading_NJ[:, 0].sum())
 
     @property

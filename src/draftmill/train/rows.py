@@ -2,12 +2,12 @@
 
 An epoch visits every kept sample once, in the order of a keyed permutation. Samples join a row until the next one
 would take it over `max_tokens` tokens or `num_anchors` anchors, so that no draw is ever cut. Rows of successive epochs
-form one stream, and step s takes the next `rows_per_step` of it.
+form one stream; a group of `rows_per_step` of it makes `draws_per_pass` successive steps, each with anchors of its own.
 """
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftmill.settings.train import TrainSettings
 from draftmill.train.anchors import anchor_count, permutation
@@ -21,6 +21,8 @@ class PlannedRow:
     epoch: int
     samples: tuple[int, ...]
     counts: tuple[int, ...]
+    draw: int = 0
+    """Which draw of anchors of this visit."""
 
 
 class RowPlan:
@@ -32,19 +34,21 @@ class RowPlan:
         self._max_tokens = settings.max_tokens
         self._num_anchors = settings.num_anchors
         self._rows_per_step = settings.rows_per_step
+        self._draws = settings.draws_per_pass
         self._starts = [0]
         self._packed: tuple[int, list[PlannedRow]] = (-1, [])
 
     def num_steps(self, num_epochs: int) -> int:
-        """Steps in which every sample is visited `num_epochs` times; the last one may begin another pass."""
+        """Steps in which every sample is visited `num_epochs` times; the last ones may begin another pass."""
         for epoch in range(num_epochs):
             self._rows(epoch)
-        return -(-self._starts[num_epochs] // self._rows_per_step)
+        return self._draws * -(-self._starts[num_epochs] // self._rows_per_step)
 
     def micros_of(self, step: int) -> list[PlannedRow]:
         """The rows of step `step`, counted from 0."""
-        first = step * self._rows_per_step
-        return [self._row(index) for index in range(first, first + self._rows_per_step)]
+        group, draw = divmod(step, self._draws)
+        first = group * self._rows_per_step
+        return [replace(self._row(index), draw=draw) for index in range(first, first + self._rows_per_step)]
 
     def _row(self, index: int) -> PlannedRow:
         epoch = bisect_right(self._starts, index) - 1

@@ -10,12 +10,14 @@ from torch import nn
 from draftmill.contracts.cards import canonical_json
 from draftmill.extract.taps import TapReader, check_taps
 from draftmill.extract.target import Target, load_target
+from draftmill.model.forms import attention_form
+from draftmill.model.shape import DrafterShape
 from draftmill.progress import Progress
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.models import locate
 from draftmill.storage.provenance import Stopwatch
 from draftmill.storage.sets import SetWriter, open_set, open_set_writer
-from draftmill.train.batches import Batches, TargetFeatures
+from draftmill.train.batches import Batches, BatchSize, TargetFeatures
 from draftmill.train.card import RECIPE_FILE, card_of, plan_of, preview
 from draftmill.train.data import TrainingData, read_data
 from draftmill.train.keep import Checkpoints
@@ -73,11 +75,18 @@ def train_to_the_end(
 
     reader = TapReader(target, state.drafter.shape.tap_ids, has_last=settings.needs_last_state)
     check_taps(reader, torch.from_numpy(data.samples[data.gated.kept[0].index].input_ids.astype("int64"))[None])
+    train(state, schedule_of(settings, data, reader, state.drafter.shape), settings, after_step)
+    return state, metrics
+
+
+def schedule_of(settings: TrainSettings, data: TrainingData, reader: TapReader, shape: DrafterShape) -> Schedule:
+    """Which rows each step takes, how they become batches, and what they cost."""
+    target = reader.target
+    attention = attention_form(settings.attention, shape, target.device)
     features = TargetFeatures(
         reader, target.device, max_tokens=settings.max_tokens, cache_bytes=settings.feature_cache_bytes
     )
-    batches = Batches(data.samples, features, state.drafter.shape, settings.seed)
-    loss_of = LossOf(target, settings, data.gated.seen_ids)
-    schedule = Schedule(data.num_steps, data.rows.micros_of, batches.batch_at, loss_of)
-    train(state, schedule, settings, after_step)
-    return state, metrics
+    size = BatchSize.of(settings, is_constant=attention.wants_constant_shapes)
+    batches = Batches(data.samples, features, shape, settings.seed, size)
+    loss_of = LossOf(target, settings, data.gated.seen_ids, attention)
+    return Schedule(data.num_steps, data.rows.micros_of, batches.batch_at, loss_of)

@@ -25,6 +25,10 @@ class Sample:
     input_ids: IntArray
     loss_mask: BoolArray
 
+    def cut(self, max_tokens: int) -> "Sample":
+        """Its first `max_tokens` tokens."""
+        return Sample(self.id, self.input_ids[:max_tokens], self.loss_mask[:max_tokens])
+
 
 @dataclass(frozen=True)
 class SampleBatch:
