@@ -1,5 +1,6 @@
 # make demo   prompts -> a measured drafter on a real model (at most 25 minutes on two idle cores)
 # make test   every test but gpu and serving ones          make test-fast   the tests that need no torch
+# make test-chaos  thirty disturbances of a room at random moments: kills, storms, stalls, full disks
 # make check  formatting, lint, types, import contracts    make bench       every side-by-side measurement
 # Each target makes .venv and installs pinned packages when they are missing or the pins have changed.
 
@@ -11,18 +12,21 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-fast test-no-torch check format bench install
+.PHONY: demo test test-fast test-no-torch test-chaos check format bench install
 demo: $(VENV)/installed
 	$(BIN)/draftmill run --recipe recipes/demo.toml
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not gpu and not net" --jaxtyping-packages=draftmill,shape_checker.check
+	$(BIN)/python -m pytest -m "not gpu and not net and not chaos" --jaxtyping-packages=draftmill,shape_checker.check
 
 test-fast: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not torch and not slow and not gpu and not net"
+	$(BIN)/python -m pytest -m "not torch and not slow and not gpu and not net and not chaos"
 
 test-no-torch: .venv-cpu/installed
-	.venv-cpu/bin/python -m pytest -m "not torch and not gpu and not net"
+	.venv-cpu/bin/python -m pytest -m "not torch and not gpu and not net and not chaos"
+
+test-chaos: $(VENV)/installed
+	$(BIN)/python -m pytest -m chaos
 
 check: $(VENV)/installed
 	$(BIN)/ruff format --check src tests bench recipes

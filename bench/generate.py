@@ -1,12 +1,15 @@
-"""What a served run costs this side: client CPU per request against the openai SDK's loop.
+"""What a served run costs this side: client CPU per request against the openai SDK's loop, and memory by rows.
 
 A stub engine in a process of its own answers 2,000 tokens with their ids (Qwen3.6's tokenizer) after a second; 256
 requests are in flight. Same requests, same process, interleaved rounds; CPU-seconds of this process alone.
-`python bench/generate.py [requests a round] [rounds]`
+Then `draftmill generate` itself, of few rows and of many: its largest resident memory.
+`python bench/generate.py [requests a round] [rounds] [rows]`
 """
 
 import asyncio
 import json
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -134,8 +137,49 @@ async def client_cpu(num_requests: int, num_rounds: int) -> dict[str, Any]:
     return {"cpu_ms_per_request": middle, "ours_over_openai": middle["ours"] / best, "concurrency": concurrency}
 
 
-def main(num_requests: int = 1000, num_rounds: int = 5) -> None:
-    figures = asyncio.run(client_cpu(num_requests, num_rounds))
+FEW_ROWS = 2000
+
+
+async def client_memory(num_rows: int) -> dict[str, Any]:
+    """Peak resident MB of `draftmill generate` over few rows and over `num_rows`, answers of 2,000 tokens each."""
+    peaks_mb: dict[int, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = write_qwen_tokenizer(Path(folder))
+        flags = ("--tokenizer", str(tokenizer), "--answer-tokens", str(ANSWER_TOKENS), "--latency-s", str(LATENCY_S))
+        async with started_stub(*flags) as stub:
+            for count in (FEW_ROWS, num_rows):
+                began_s = time.monotonic()
+                peaks_mb[count] = await asyncio.to_thread(
+                    _peak_mb, Path(folder) / str(count), tokenizer, stub.url, count
+                )
+                print(f"  {count:>7,} rows: {peaks_mb[count]:,.0f} MB at most, {time.monotonic() - began_s:,.0f} s")
+    return {"peak_mb": peaks_mb, "peak_mb_more": peaks_mb[num_rows] - peaks_mb[FEW_ROWS]}
+
+
+def _peak_mb(place: Path, tokenizer: Path, url: str, count: int) -> float:
+    """Runs the room over `count` prompts; its largest resident memory."""
+    place.mkdir()
+    prompts = place / "prompts.jsonl"
+    with prompts.open("w") as stream:
+        stream.writelines(json.dumps({"id": f"r{n}", "prompt": f"What is {n} + {n}?"}) + "\n" for n in range(count))
+    given = {
+        "input": prompts,
+        "output": place / "out",
+        "spool": place / "spool",
+        "target": "stub",
+        "tokenizer": tokenizer,
+    }
+    flags = [str(arg) for key, value in given.items() for arg in (f"--{key}", value)]
+    command = [sys.executable, "-m", "draftmill", "generate", *flags, "--endpoint", url, "--thinking", "off"]
+    process = subprocess.Popen([*command, "--max-new-tokens", str(2 * ANSWER_TOKENS)], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    assert status == 0, "the run ends well"
+    return used.ru_maxrss / 1024  # Linux counts kilobytes
+
+
+def main(num_requests: int = 1000, num_rounds: int = 5, num_rows: int = 50_000) -> None:
+    figures = asyncio.run(client_cpu(num_requests, num_rounds)) if num_rounds else {}
+    figures |= asyncio.run(client_memory(num_rows)) if num_rows else {}
     print(json.dumps({"bench": "generate", **figures}))
 
 

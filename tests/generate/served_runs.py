@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,10 @@ class Desk:
 
     def spooled(self) -> list[str]:
         """Ids that the spool holds of parts that are not published yet."""
-        files = (self.folder / "spool").glob("*/part-*.jsonl")
-        lines = [line for file in files for line in file.read_bytes().split(b"\n")[:-1]]
+        lines: list[bytes] = []
+        for file in (self.folder / "spool").glob("*/part-*.jsonl"):
+            with suppress(FileNotFoundError):  # published in this moment
+                lines += file.read_bytes().split(b"\n")[:-1]
         return [json.loads(line.partition(b"\t")[0])["id"] for line in lines]
 
 
@@ -112,3 +115,37 @@ def _flag(key: str, value: Any) -> list[str]:
     if isinstance(value, dict):
         return [arg for pair in value.items() for arg in (f"--{name}", *map(str, pair))]
     return [f"--{name}", str(value)]
+
+
+class StubProcess:
+    """A stub in a process of its own, that can be killed and started again at the same address."""
+
+    def __init__(self, *flags: str) -> None:
+        self._flags = flags
+        self._process = self._started("--port", "0")
+        self.url = self._said()
+
+    def _started(self, *flags: str) -> "subprocess.Popen[str]":
+        file = Path(__file__).parents[1] / "serving" / "stub_engine.py"
+        command = [sys.executable, str(file), *self._flags, *flags]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def _said(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().removeprefix("stub engine at ").strip()
+
+    def kill(self) -> None:
+        """As a crash does it."""
+        self._process.kill()
+        self._process.communicate()
+
+    def start_again(self) -> None:
+        """At the address it had."""
+        self._process = self._started("--port", self.url.rpartition(":")[2].partition("/")[0])
+        assert self._said() == self.url
+
+    def storm(self, fault: str, for_s: float) -> None:
+        """Has it answer every request with a fault for a while."""
+        body = json.dumps({"fault": fault, "for_s": for_s}).encode()
+        request = urllib.request.Request(self.url.removesuffix("/v1") + "/stub/storm", body, method="POST")
+        urllib.request.urlopen(request, timeout=10).read()

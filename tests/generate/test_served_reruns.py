@@ -241,9 +241,22 @@ def test_parts_are_packed_as_asked(desk: Desk, compression: str) -> None:
     }
 
 
+def test_a_part_that_the_gate_refuses_is_kept_and_judged_again(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    desk.prompts([f"prompt {n} [[tags]]" for n in range(4)])
+    with stub_at_work(tokenizer=desk.tokenizer) as (_, url):
+        assert desk.generate(url, max_broken_frac=0.01) == 3
+        told = capsys.readouterr().err
+        assert "the gate refuses part-00000" in told and "--max-broken-frac" in told
+        assert "If the engine was at fault, remove" in told and not list(desk.out.glob("part*"))
+    # Nothing is left to ask, so no engine is needed.
+    assert desk.generate(url, max_broken_frac=1.0, min_rows=1) == 3  # not one row is left
+    assert len(aside_of(desk.out)) == 4 and "0 rows have an answer" in capsys.readouterr().err
+
+
 def newcomers_errors(url: str) -> list[tuple[dict[str, Any], int, str]]:
     return [
         ({"endpoint": "http://127.0.0.1:9/v1"}, 1, "does not answer"),
+        ({"endpoint": "http://me:secret@127.0.0.1:9/v1"}, 2, "may hold no password"),
         ({"served_name": "gpt"}, 1, "does not serve 'gpt' but 'stub'"),
         ({"endpoint": "127.0.0.1:9"}, 2, "is no URL"),
         ({"endpoint": None, "temperature": 0.5}, 2, "temperature 0.5 needs --endpoint"),

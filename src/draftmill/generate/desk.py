@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftmill.contracts.cards import PLAN_FILE, Card, InputFile, PartRecord, canonical_json, make_card
-from draftmill.contracts.errors import StorageError
+from draftmill.contracts.errors import DataGateError, StorageError
 from draftmill.generate.card import content_of, licences_on, tell
 from draftmill.generate.closing import SUFFIXES, close_part, earlier_files
 from draftmill.generate.gate import judge, judge_whole
@@ -35,6 +35,8 @@ class Left:
 
     span: Span
     record: PartRecord | None
+    num_done: int
+    """Prompts that the spool holds already."""
 
     @property
     def num_prompts(self) -> int:
@@ -43,8 +45,10 @@ class Left:
 
     @property
     def num_asked(self) -> int:
-        """Prompts that the target is asked for."""
-        return self.span.num_asked if self.record is None else len(self.record.failed)
+        """Prompts that the target is asked for, about: none only where an engine is not needed."""
+        if self.record is not None:
+            return len(self.record.failed)
+        return self.span.num_asked if self.num_done < self.span.num_prompts else 0
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,14 @@ class Desk:
         """The parts to make, in order: those that some output lacks, and those of which rows failed."""
         made = self.writer.records()
         asks_again = not self.blueprint.settings.keep_finished or self.writer.card() is None
-        found = [Left(span, made.get(span.name)) for span in self.blueprint.survey.spans]
-        for part in found:
-            if part.record is not None and not part.record.failed:
-                self.spool.file(part.span.name).remove()  # the run before ended between publishing it and this
-        return [part for part in found if part.record is None or (part.record.failed and asks_again)]
+        found = []
+        for span in self.blueprint.survey.spans:
+            record, file = made.get(span.name), self.spool.file(span.name)
+            if record is None or (record.failed and asks_again):
+                found.append(Left(span, record, len(file.places())))
+            else:
+                file.remove()  # the run before ended between publishing the part and this
+        return found
 
     def open_parts(self, left: Sequence[Left], meter: Meter) -> Iterator[OpenPart]:
         """The parts, one after another."""
@@ -84,8 +91,9 @@ class Desk:
     def close_unasked(self, left: Sequence[Left], intake: Intake) -> None:
         """Makes parts of which no prompt is to be asked: no engine is needed for them."""
         for part in self.open_parts(left, Meter(sum(part.num_prompts for part in left), tuple)):
-            waiting = list(part.conversations(intake, self.blueprint.manner))
-            assert not waiting, "none of these prompts is to be asked"
+            for talk in part.conversations(intake, self.blueprint.manner):
+                assert part.is_done(talk), "none of these prompts is to be asked"
+                part.keep(talk.prompt.id, None)
             self.close(part)
 
     def _published(self, record: PartRecord) -> Published:
@@ -100,7 +108,7 @@ class Desk:
         closed = close_part(part, self.spool, self.writer.plan.hash, SUFFIXES[self.blueprint.settings.compression])
         try:
             if closed.is_changed:
-                judge([closed.record], self.blueprint.settings, closed.record.name)
+                self._judge(closed.record, part)
                 self._refuse_another_plan()
                 beside = {name: path for name, path in closed.drafts.items() if name != closed.record.file}
                 self.writer.publish(closed.record, closed.drafts[closed.record.file], beside)
@@ -108,6 +116,15 @@ class Desk:
             for draft in closed.drafts.values():
                 draft.unlink(missing_ok=True)
         part.file.remove()
+
+    def _judge(self, record: PartRecord, part: OpenPart) -> None:
+        try:
+            judge([record], self.blueprint.settings, record.name)
+        except DataGateError as error:
+            raise DataGateError(
+                f"{error}.\nThe part's answers are kept: a rerun judges them again. If the engine was at fault, remove "
+                f"{part.file.path}, and they are asked for again"
+            ) from error
 
     def _refuse_another_plan(self) -> None:
         """Another host may have begun another set in the same place, where no lock holds."""

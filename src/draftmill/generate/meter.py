@@ -50,7 +50,7 @@ def _kind(end: Kept | Dropped | None) -> str:
 
 def _shown(endpoint: EndpointFigures, elapsed_s: float) -> str:
     """`[10.0.0.1:30000 812 tokens/s, 64 of 96 at once, 3 retries]`"""
-    host = endpoint.url.partition("://")[2].partition("/")[0].rpartition("@")[2]
+    host = endpoint.url.partition("://")[2].partition("/")[0]
     retries = sum(endpoint.retries.values())
     told = [
         f"{host} {endpoint.output_tokens / elapsed_s:,.0f} tokens/s",

@@ -61,10 +61,9 @@ async def agreed(fleet: Fleet, manner: Manner) -> Manner:
 
 
 def endpoint_on_card(figures: EndpointFigures) -> dict[str, Any]:
-    """What the card tells of an endpoint; a password in its URL is left out."""
-    scheme, _, rest = figures.url.partition("://")
+    """What the card tells of an endpoint."""
     return {
-        "url": f"{scheme}://{rest.rpartition('@')[2]}",
+        "url": figures.url,
         "requests": figures.requests,
         "output_tokens": figures.output_tokens,
         "retries": figures.retries,

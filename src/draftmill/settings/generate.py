@@ -161,6 +161,8 @@ class GenerateSettings(RoomSettings, SamplingSettings, ServedSettings, AnswerLim
             raise ValueError("give thinking or template_kwargs.enable_thinking, not both")
         if taken := sorted(self.template_kwargs.keys() & _TAKEN_SWITCHES):
             raise ValueError(f"template_kwargs may not hold {', '.join(taken)}: the rows say that")
+        if any("@" in url for url in self.endpoint):
+            raise ValueError("an endpoint's URL may hold no password, because cards tell it: set OPENAI_API_KEY")
         if len(set(self.output)) < len(self.output):
             raise ValueError("an output is given twice")
         return self
