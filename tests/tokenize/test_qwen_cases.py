@@ -42,7 +42,7 @@ def _made(maker: RowMaker, case: dict[str, Any]) -> RowBatch:
 
 
 def test_the_fast_engine_is_proven_for_this_tokenizer(maker: RowMaker):
-    assert isinstance(maker.encoder, FastEncoder)
+    assert isinstance(maker.fast.encoder, FastEncoder)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c["expect"] == "ok"], ids=lambda case: case["case"])

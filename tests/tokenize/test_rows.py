@@ -1,14 +1,18 @@
 """A chunk of lines becomes columns: the samples of the rows in order, and every row that gives none listed with why."""
 
 import json
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from completions import row
+from draftmill.chat.turns import RenderedTurns
+from draftmill.tokenize.encoders import Encoded, Encoder
 from draftmill.tokenize.figures import repeats
-from draftmill.tokenize.rows import RowBatch, RowMaker, RowMakerSpec
+from draftmill.tokenize.rows import CHECKED_EVERY, RowBatch, RowMaker, RowMakerSpec
 from tiny_tokenizer import write_tiny_tokenizer
 
 
@@ -75,3 +79,38 @@ def test_every_line_tells_its_id_whatever_became_of_it(spec: RowMakerSpec):
     who = {"id": "who", "messages": [{"role": "narrator", "content": "x"}]}
     batch = RowMaker(spec).make(_lines([row(0), b"{", silent, who, row(1)]), "a.jsonl")
     assert batch.row_ids == ["row-0", None, "silent", "who", "row-1"]
+
+
+class _WrongEncoder:
+    """Says of every text that its last token is another."""
+
+    def __init__(self, right: Encoder) -> None:
+        self._right = right
+
+    def encode(self, texts: Sequence[RenderedTurns]) -> list[Encoded]:
+        made = self._right.encode(texts)
+        return [Encoded(np.append(ids[:-1], np.int32(5)), mask) for ids, mask in made]
+
+
+def _numbered(numbers: range) -> list[tuple[int, bytes]]:
+    return _lines([{**row(number % 40), "id": f"row-{number}"} for number in numbers])
+
+
+def test_one_row_in_500_is_made_again_and_what_differs_is_shown_and_counted(
+    spec: RowMakerSpec, caplog: pytest.LogCaptureFixture
+):
+    maker, lines = RowMaker(spec), _numbered(range(2000))
+    checked = [line for line in lines if zlib.crc32(json.loads(line[1])["id"].encode()) % CHECKED_EVERY == 0]
+    assert 1 <= len(checked) <= 10
+    right = maker.make(lines, "a.jsonl")
+    assert right.stats.differing == 0 and not caplog.messages
+
+    maker.fast = maker.fast._replace(encoder=_WrongEncoder(maker.fast.encoder))
+    wrong = maker.make(lines, "a.jsonl")
+    assert wrong.stats.differing == len(checked) == len(caplog.messages)
+    assert f"a.jsonl line {checked[0][0]}" in caplog.messages[0] and "List some colours" in caplog.messages[0]
+    assert not np.array_equal(wrong.input_ids, right.input_ids)
+
+    careful = maker.make(lines, "a.jsonl", careful=True)
+    assert careful.stats.differing == 0
+    assert _split(careful) == _split(right)

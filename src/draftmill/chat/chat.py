@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +44,14 @@ class Chat:
     template_hash: str
     """sha256 of the template's text, 64 hex digits."""
 
-    @property
+    @cached_property
     def num_ids(self) -> int:
         """Ids from here on are not this tokenizer's."""
-        count = max([self.tokenizer.get_vocab_size(with_added_tokens=False) - 1, *self._added_ids()]) + 1
+        added = self.tokenizer.get_added_tokens_decoder()
+        count = max([self.tokenizer.get_vocab_size(with_added_tokens=False), *(token_id + 1 for token_id in added)])
         while self.tokenizer.id_to_token(count) is not None:  # a vocabulary with holes has ids beyond its size
             count += 1
         return count
-
-    def _added_ids(self) -> list[int]:
-        return list(self.tokenizer.get_added_tokens_decoder())
 
     def render(
         self,

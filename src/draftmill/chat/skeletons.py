@@ -61,6 +61,7 @@ class Skeletons:
     """Renders what its finder renders, only faster."""
 
     def __init__(self, finder: TurnFinder) -> None:
+        self.chat = finder.chat
         self.plain = finder
         """Renders by the template alone."""
         self._words = finder.chat.reading.words

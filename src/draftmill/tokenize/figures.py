@@ -26,6 +26,8 @@ class PartStats(msgspec.Struct, kw_only=True):
     samples: int = 0
     duplicate_samples: int = 0
     """Samples with exactly the token ids of an earlier one in the same part: counted by who has the whole part."""
+    differing: int = 0
+    """Rows, of those that were checked, that the fast engine and the reference made different samples of."""
     truncated: int = 0
     """Samples cut at max_tokens."""
     tokens: int = 0

@@ -4,10 +4,13 @@ A `RowMaker` is built once from a small picklable `RowMakerSpec` and then makes 
 comes out depends on the lines and the spec alone. A row that cannot be used is listed with its reason, never raised.
 """
 
+import logging
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +22,14 @@ from draftmill.chat.turns import RenderedTurns, TurnFinder
 from draftmill.contracts.cards import Dropped
 from draftmill.contracts.rows import Row, RowError, read_row
 from draftmill.settings.tokenize import Turns
-from draftmill.tokenize.encoders import Encoded, open_encoder
+from draftmill.tokenize.encoders import Encoded, Encoder, ReferenceEncoder, open_encoder
 from draftmill.tokenize.figures import PartStats, count, fingerprint
 from draftmill.tokenize.samples import Sample, Unencoded, Unfolder, cut, why_nothing
+
+# Of rows in this many one is checked: which, is a matter of its id.
+CHECKED_EVERY = 500
+
+log = logging.getLogger(__name__)
 
 Line = tuple[int, bytes]
 """A line's number in its file (from 1) and its JSON."""
@@ -60,59 +68,107 @@ class RowBatch:
     stats: PartStats
 
 
+class _Way(NamedTuple):
+    """How rows become ids: fast, or by the template and the reference alone."""
+
+    unfold: Unfolder
+    encoder: Encoder
+
+
+class _Read(NamedTuple):
+    """A row that could be read and rendered."""
+
+    line: int
+    row: Row
+    samples: list[Unencoded]
+
+
 @dataclass
 class _Chunk:
     """What is known of a chunk's rows while its samples are made."""
 
     file: str
     row_ids: list[str | None] = field(default_factory=list)
-    rows: list[tuple[int, str, list[Unencoded]]] = field(default_factory=list)
-    """Line, id and samples to be, of every row that could be read and rendered."""
+    rows: list[_Read] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
+    differing: int = 0
 
     def drop(self, line: int, row_id: str | None, reason: str) -> None:
         self.dropped.append(Dropped(file=self.file, line=line, id=row_id, reason=reason))
 
 
 class RowMaker:
-    """Makes samples of rows for one target under one policy; owns the tokenizer and the template."""
+    """Makes samples of rows for one target under one policy; owns the tokenizer and the template.
+
+    One row in CHECKED_EVERY is made a second time, by the template and the reference tokenizer alone. Where that comes
+    out differently the row is shown, and counted in the batch's stats: whoever makes a shard then makes all of it anew,
+    `careful`.
+    """
 
     def __init__(self, spec: RowMakerSpec) -> None:
         """Opens the tokenizer; InputError where it is missing, or the borders of its template cannot be found."""
         self.spec = spec
         chat = open_chat(spec.tokenizer)
         finder = TurnFinder(chat, find_borders(chat, spec.template_kwargs))
-        self.unfold = Unfolder(Skeletons(finder), chat.num_ids, spec.turns, spec.template_kwargs)
-        self.encoder = open_encoder(chat, spec.tokenizer / TOKENIZER_FILE)
+        self.fast = _Way(self._unfolder(Skeletons(finder)), open_encoder(chat, spec.tokenizer / TOKENIZER_FILE))
+        self.careful = _Way(self._unfolder(finder), ReferenceEncoder(chat))
 
-    def make(self, lines: Sequence[Line], file: str) -> RowBatch:
+    def _unfolder(self, render: Skeletons | TurnFinder) -> Unfolder:
+        return Unfolder(render, self.spec.turns, self.spec.template_kwargs)
+
+    def make(self, lines: Sequence[Line], file: str, *, careful: bool = False) -> RowBatch:
         """The samples of a chunk of the lines of `file`."""
-        chunk = _Chunk(file)
+        chunk, way = _Chunk(file), self.careful if careful else self.fast
         for number, line in lines:
-            self._read(chunk, number, line)
-        return _batch(list(self._finished(chunk)), chunk)
+            _read(chunk, number, line, way.unfold)
+        return _batch(list(self._finished(chunk, way)), chunk)
 
-    def _read(self, chunk: _Chunk, number: int, line: bytes) -> None:
-        """Says which samples the row on a line makes; lists it where it cannot make any."""
-        row: Row | None = None
-        try:
-            row = read_row(line)
-            chunk.rows.append((number, row.id, self.unfold(row)))
-        except RowError as error:
-            chunk.drop(number, row.id if row else error.row_id, error.reason)
-        chunk.row_ids.append(row.id if row else chunk.dropped[-1].id)
-
-    def _finished(self, chunk: _Chunk) -> Iterator[Sample]:
+    def _finished(self, chunk: _Chunk, way: _Way) -> Iterator[Sample]:
         """The samples that can be learnt from; rows that have none are listed."""
-        made = [sample.content for _, _, samples in chunk.rows for sample in samples]
-        encoded_texts = iter(self.encoder.encode([content for content in made if isinstance(content, RenderedTurns)]))
-        for line, row_id, unencoded in chunk.rows:
-            encoded = [s.content if isinstance(s.content, Encoded) else next(encoded_texts) for s in unencoded]
-            samples = [cut(s.id, ids, self.spec.max_tokens) for s, ids in zip(unencoded, encoded, strict=True)]
+        encoded_rows = _encoded([read.samples for read in chunk.rows], way.encoder)
+        for read, encoded in zip(chunk.rows, encoded_rows, strict=True):
+            if way is self.fast and zlib.crc32(read.row.id.encode()) % CHECKED_EVERY == 0:
+                self._check(chunk, read, encoded)
+            samples = [cut(s.id, ids, self.spec.max_tokens) for s, ids in zip(read.samples, encoded, strict=True)]
             kept = [sample for sample in samples if sample.has_anchor]
             yield from kept
             if not kept:
-                chunk.drop(line, row_id, why_nothing(encoded))
+                chunk.drop(read.line, read.row.id, why_nothing(encoded))
+
+    def _check(self, chunk: _Chunk, read: _Read, encoded: Sequence[Encoded]) -> None:
+        """Makes a row again, carefully; shows and counts it where that gives other samples."""
+        try:
+            samples = self.careful.unfold(read.row)
+        except RowError:
+            samples = []
+        true = _encoded([samples], self.careful.encoder)[0]
+        made, wanted = zip(read.samples, encoded, strict=True), zip(samples, true, strict=True)
+        if any(
+            a is None or b is None or a[0].id != b[0].id or not a[1].equals(b[1]) for a, b in zip_longest(made, wanted)
+        ):
+            chunk.differing += 1
+            log.warning(
+                "%s line %d (row %s) comes out differently from the fast engine than from the reference: %s",
+                *(chunk.file, read.line, read.row.id, read.row.messages),
+            )
+
+
+def _read(chunk: _Chunk, number: int, line: bytes, unfold: Unfolder) -> None:
+    """Says which samples the row on a line makes; lists it where it cannot make any."""
+    row: Row | None = None
+    try:
+        row = read_row(line)
+        chunk.rows.append(_Read(number, row, unfold(row)))
+    except RowError as error:
+        chunk.drop(number, row.id if row else error.row_id, error.reason)
+    chunk.row_ids.append(row.id if row else chunk.dropped[-1].id)
+
+
+def _encoded(rows: Sequence[Sequence[Unencoded]], encoder: Encoder) -> list[list[Encoded]]:
+    """Ids and mask of each row's samples; all that is text is encoded at once."""
+    contents = [sample.content for samples in rows for sample in samples]
+    encoded = iter(encoder.encode([content for content in contents if isinstance(content, RenderedTurns)]))
+    return [[s.content if isinstance(s.content, Encoded) else next(encoded) for s in samples] for samples in rows]
 
 
 def _batch(samples: Sequence[Sample], chunk: _Chunk) -> RowBatch:
@@ -130,7 +186,9 @@ def _batch(samples: Sequence[Sample], chunk: _Chunk) -> RowBatch:
         row_ids=chunk.row_ids,
         rows_in=rows_in,
         dropped=sorted(chunk.dropped, key=lambda drop: drop.line),
-        stats=count(lengths, supervised, truncated, rows=rows_in, dropped=len(chunk.dropped)),
+        stats=count(
+            lengths, supervised, truncated, rows=rows_in, dropped=len(chunk.dropped), differing=chunk.differing
+        ),
     )
 
 

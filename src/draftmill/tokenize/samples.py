@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from draftmill.chat.conversation import Conversation
 from draftmill.chat.skeletons import Skeletons
-from draftmill.chat.turns import RenderedTurns
+from draftmill.chat.turns import RenderedTurns, TurnFinder
 from draftmill.contracts.rows import Row, RowError
 from draftmill.settings.tokenize import Turns
 from draftmill.tokenize.encoders import Encoded
@@ -48,9 +48,7 @@ class Sample(NamedTuple):
 class Unfolder:
     """Says which samples a row makes, for one target under one policy."""
 
-    render: Skeletons
-    num_ids: int
-    """Ids from here on are not this tokenizer's."""
+    render: Skeletons | TurnFinder
     turns: Turns
     template_kwargs: Mapping[str, Any]
     """What the prompts of rows were rendered with that do not say so themselves."""
@@ -60,7 +58,7 @@ class Unfolder:
         answers = [message for message in row.messages if message["role"] == "assistant"]
         turns: Turns = "last" if row.only_last else self.turns
         if any("token_ids" in message for message in answers):
-            made = engine_turns(answers, self.num_ids)
+            made = engine_turns(answers, self.render.chat.num_ids)
             made = made[-1:] if turns == "last" else joined(made)
             return _named(row.id, [(turn.answer, turn.encoded) for turn in made])
         renders = self.render(self.conversation(row), turns)
