@@ -149,6 +149,7 @@ def test_the_start_up_check_sees_layers_that_are_not_the_models(target: Target) 
         head=target.head,
         norm=target.norm,
         config=target.config,
+        family=target.family,
     )
     with pytest.raises(InputError, match=r"tap 0 is not hidden_states\[1\]"):
         check_taps(TapReader(swapped, TAPS), random_ids(2, 10))

@@ -27,28 +27,6 @@ def test_tied_embeddings_are_one_matrix(tmp_path: Path) -> None:
     assert target.head.weight.data_ptr() == target.embed.weight.data_ptr()
 
 
-def test_a_language_model_of_the_qwen3_5_hybrid_is_found() -> None:
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
-
-    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
-    config = Qwen3_5TextConfig(
-        vocab_size=64,
-        hidden_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        intermediate_size=64,
-        linear_num_value_heads=2,
-        linear_num_key_heads=2,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
-        rope_parameters=rope,
-    )
-    target = freeze(Qwen3_5ForCausalLM(config))
-    assert (target.num_layers, target.rope_theta) == (4, 1e7)
-
-
 def test_missing_weights_are_refused_by_name(tmp_path: Path) -> None:
     folder = write_tiny_target(tmp_path, num_layers=2)
     weights = load_file(folder / "model.safetensors")
@@ -71,7 +49,7 @@ def test_an_unknown_architecture_is_refused_with_what_was_looked_for() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=16))
-    with pytest.raises(InputError, match=r"GPT2LMHeadModel.*model\.language_model\.layers"):
+    with pytest.raises(InputError, match=r"GPT2LMHeadModel.*model\.language_model\.layers.*lie at transformer\.h"):
         freeze(model)
 
 

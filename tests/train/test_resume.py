@@ -53,6 +53,7 @@ def settings(folder: Path, *output: Path | str, **changed: object) -> TrainSetti
         "save_every": 4,
         "keep_checkpoints": 2,
         "lr": 2e-3,
+        "min_agreement": 0.0,  # neither target nor set means anything
         **changed,
     }
     return TrainSettings(

@@ -1,15 +1,18 @@
 """A run starts from the target's shape and the seed, or from copies of the target's own layers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from draftmill.contracts.errors import RecipeError  # noqa: E402
-from draftmill.extract.target import Target, load_target  # noqa: E402
+from draftmill.extract.target import Target, freeze, load_target  # noqa: E402
+from draftmill.model.drafter import Drafter  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
-from draftmill.train.start import drafter_shape, initial_drafter, source_layers  # noqa: E402
+from draftmill.train.start import copy_layers, drafter_shape, initial_drafter, source_layers  # noqa: E402
 from tiny import write_tiny_target  # noqa: E402
+from tiny_families import HIDDEN, tiny_model  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -41,9 +44,27 @@ def test_settings_overrule_the_targets_shape(target: Target) -> None:
 
 def test_heads_wider_than_a_drafters_are_never_copied(tmp_path: Path) -> None:
     wide = load_target(write_tiny_target(tmp_path, hidden_size=1024, num_layers=4, vocab_size=262))
-    with pytest.raises(RecipeError, match=r"256 channels.*set head_dim"):
-        drafter_shape(wide, settings(num_taps=1), mask_id=0)
-    assert drafter_shape(wide, settings(num_taps=1, head_dim=128), mask_id=0).head_dim == 128
+    shape = drafter_shape(wide, settings(num_taps=1), mask_id=0)
+    assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (8, 2, 128)
+    chosen = drafter_shape(wide, settings(num_taps=1, head_dim=64, num_heads=4, num_kv_heads=1), mask_id=0)
+    assert (chosen.num_heads, chosen.num_kv_heads, chosen.head_dim) == (4, 1, 64)
+
+
+def test_a_mixture_of_experts_gives_its_drafter_a_dense_layer() -> None:
+    for family, width in (("qwen3_moe", 64), ("qwen3_5_moe", 3 * HIDDEN)):
+        shape = drafter_shape(freeze(tiny_model(family)), settings(num_taps=1), mask_id=0)
+        assert (shape.intermediate_size, shape.head_dim) == (width, 16)
+
+
+def test_copied_gains_mean_in_the_drafter_what_they_meant_in_a_hybrid_target() -> None:
+    target = freeze(tiny_model("qwen3_5"))
+    drafter = Drafter(replace(drafter_shape(target, settings(num_taps=1), mask_id=0), num_heads=4))
+    with pytest.raises(RecipeError, match="q_proj"):  # its queries carry a gate, which a drafter has not
+        copy_layers(drafter, target)
+    states = torch.randn(3, HIDDEN)
+    layer = target.layers[3]
+    expected = layer.get_submodule("input_layernorm")(states)
+    torch.testing.assert_close(drafter.layers[0].input_layernorm(states), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_one_others(target: Target) -> None:

@@ -1,10 +1,11 @@
 """The frozen target: a Hugging Face causal LM and the parts of it that a drafter reads or borrows.
 
-Llama-like, Qwen3-like and Qwen3.5-text models are known by the module paths in `BACKBONES`; a family that lies
-elsewhere is added there.
+Where they lie is the family's (`families.py`). A folder of a vision-language wrapper is loaded as its language model.
+Weights stay in the precision they are served in: what transformers loads quantized is read quantized.
 """
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from draftmill.contracts.errors import InputError
+from draftmill.extract.families import Family, find_parts
 
 # A transformers PreTrainedModel. Importing that class takes 4 s, which a command that finds its work done would pay.
 Pretrained = Any
-# Where the decoder stack lies: plain causal LMs first, then language models inside vision-language wrappers.
-BACKBONES = ("model", "model.language_model", "language_model.model")
+# Packages whose kernels linear attention needs on CUDA; without them transformers falls back to a slow loop.
+HYBRID_PACKAGES = ("fla", "causal_conv1d")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Target:
     norm: nn.Module
     config: PreTrainedConfig
     """The text model's config."""
+    family: Family
 
     @property
     def num_layers(self) -> int:
@@ -94,27 +97,25 @@ def load_target(folder: Path, dtype: torch.dtype = torch.float32) -> Target:
 def freeze(model: Pretrained) -> Target:
     """The target around a loaded model, which is put into eval mode and takes no gradients from now on."""
     model.eval().requires_grad_(False)
-    modules = dict(model.named_modules())
-    path = next((path for path in BACKBONES if isinstance(modules.get(f"{path}.layers"), nn.ModuleList)), None)
-    head, embed = model.get_output_embeddings(), model.get_input_embeddings()
-    if path is None or f"{path}.norm" not in modules:
-        raise InputError(
-            f"{type(model).__name__} is not a target draftmill knows: looked for a list of decoder layers and a norm "
-            f"at {', '.join(f'{path}.layers' for path in BACKBONES)}; add its path to BACKBONES in extract/target.py"
-        )
-    if not isinstance(head, nn.Linear) or not isinstance(embed, nn.Embedding):
-        raise InputError(
-            f"{type(model).__name__}: wanted a linear head and an embedding table, found {type(head).__name__} "
-            f"and {type(embed).__name__}"
-        )
-    layers = modules[f"{path}.layers"]
-    assert isinstance(layers, nn.ModuleList)
+    parts = find_parts(model)
     return Target(
         model=model,
-        backbone=modules[path],
-        layers=layers,
-        embed=embed,
-        head=head,
-        norm=modules[f"{path}.norm"],
+        backbone=parts.backbone,
+        layers=parts.layers,
+        embed=parts.embed,
+        head=parts.head,
+        norm=parts.norm,
         config=model.config.get_text_config(),
+        family=parts.family,
     )
+
+
+def refuse_slow_hybrid(target: Target, device: torch.device) -> None:
+    """InputError where a target with linear attention would run its reference loop on CUDA."""
+    kinds = set(target.config.to_dict().get("layer_types") or ())
+    lacking = [name for name in HYBRID_PACKAGES if find_spec(name) is None]
+    if device.type == "cuda" and "linear_attention" in kinds and lacking:
+        raise InputError(
+            f"{type(target.model).__name__} has linear attention, and {', '.join(lacking)} cannot be imported: "
+            "transformers would fall back to a loop many times slower; install flash-linear-attention and causal-conv1d"
+        )

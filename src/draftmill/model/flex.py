@@ -12,7 +12,7 @@ are tensors too, so that a new draw compiles nothing. Backward exists on CUDA on
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 from jaxtyping import Float, Int
@@ -125,6 +125,7 @@ def _rule(
     """The mask function: which key a query sees, both by their padded index."""
     context_len = len(documents_t)
 
+    @no_type_check  # a checking wrapper would hide the four arguments by which torch tells a mask function
     def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         slot = query % block_size
         anchor = anchor_q[query]

@@ -1,4 +1,7 @@
-"""Rotary positions, half-split over the full head_dim as in Qwen3; tables and rotation stay float32 in any dtype."""
+"""Rotary positions, half-split over the full head_dim as in Qwen3; tables and rotation stay float32 in any dtype.
+
+Frequencies are formed as transformers forms them, so that tables are equal bit for bit: engines load what it computes.
+"""
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +13,7 @@ RopeTable = tuple[Float[Tensor, "S C"], Float[Tensor, "S C"]]
 def rope_table(positions_S: Int[Tensor, "S"], head_dim: int, theta: float) -> RopeTable:
     """cos and sin of every position, float32; channel c and c + head_dim / 2 turn by the same angle."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_S.device) / head_dim
-    angles = positions_S[:, None].float() * theta**-exponents
+    angles = positions_S[:, None].float() * (1.0 / (theta**exponents))
     angles_SC = torch.cat([angles, angles], dim=-1)
     return angles_SC.cos(), angles_SC.sin()
 

@@ -113,6 +113,8 @@ class TrainSettings(RoomSettings):
     """How many of the newest checkpoints stay, beside step 0."""
     max_dropped_frac: float = Field(0.1, ge=0, le=1)
     """The gate refuses a set of which more than this share must be dropped."""
+    min_agreement: float = Field(0.1, ge=0, le=1)
+    """The gate refuses a set of whose answer tokens the target itself finds fewer than this share most likely."""
     max_bad_steps: int = Field(5, ge=0)
     """Steps in a row with a loss or gradient that is not finite (each is skipped and counted) before training stops."""
 

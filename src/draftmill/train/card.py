@@ -24,7 +24,7 @@ RECIPE_FILE = "recipe.json"
 # Where a run reads and writes, its memory, and what its gate allows do not change what it makes.
 _NOT_IN_PLAN = {
     *("input", "output", "target", "device", "dry_run", "feature_cache_bytes"),
-    *("max_dropped_frac", "max_bad_steps"),
+    *("max_dropped_frac", "max_bad_steps", "min_agreement"),
 }
 # The card's closing figures are means over so many last steps: one step's are noise.
 LAST_STEPS = 20

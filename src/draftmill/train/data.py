@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftmill.chat.chat import open_chat
+from draftmill.extract.agreement import Text
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.sets import SetReader
 from draftmill.train.gate import GatedSamples, check_tokenizer, gate, vocabulary_of
@@ -24,6 +25,12 @@ class TrainingData:
     def mask_id(self) -> int:
         """The token that stands for a slot to be drafted."""
         return self.gated.mask_id
+
+    def first_texts(self, count: int) -> list[Text]:
+        """The first kept samples, as far as they are trained on."""
+        kept = self.gated.kept[:count]
+        samples = [self.samples[sample.index].cut(sample.length) for sample in kept]
+        return [Text(s.input_ids.tolist(), int(s.loss_mask.argmax())) for s in samples]
 
 
 def read_data(settings: TrainSettings, reader: SetReader, target: Path) -> TrainingData:

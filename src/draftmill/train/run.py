@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from draftmill.contracts.cards import canonical_json
+from draftmill.extract.agreement import check_target
 from draftmill.extract.taps import TapReader, check_taps
-from draftmill.extract.target import Target, load_target
+from draftmill.extract.target import Target, load_target, refuse_slow_hybrid
 from draftmill.model.forms import attention_form
 from draftmill.model.shape import DrafterShape
 from draftmill.progress import Progress
@@ -26,6 +27,8 @@ from draftmill.train.metrics import MetricsLog, StepSums
 from draftmill.train.start import initial_drafter
 from draftmill.train.state import RunState, new_run
 
+# Samples that the target itself is asked about before anything is learnt from them.
+NUM_CHECKED = 2
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -52,7 +55,9 @@ def open_target(folder: Path, settings: TrainSettings) -> Target:
     torch.set_num_threads(settings.threads)
     target = load_target(folder, dtype=DTYPES[settings.compute_dtype])
     found = "cuda" if torch.cuda.is_available() else "cpu"
-    nn.Module.to(target.model, torch.device(found if settings.device == "auto" else settings.device))
+    device = torch.device(found if settings.device == "auto" else settings.device)
+    refuse_slow_hybrid(target, device)
+    nn.Module.to(target.model, device)
     return target
 
 
@@ -74,7 +79,9 @@ def train_to_the_end(
         progress.advance(1, sums.note())
 
     reader = TapReader(target, state.drafter.shape.tap_ids, has_last=settings.needs_last_state)
-    check_taps(reader, torch.from_numpy(data.samples[data.gated.kept[0].index].input_ids.astype("int64"))[None])
+    texts = data.first_texts(NUM_CHECKED)
+    check_taps(reader, torch.tensor([texts[0].token_ids]))
+    check_target(target, texts, settings.min_agreement)
     train(state, schedule_of(settings, data, reader, state.drafter.shape), settings, after_step)
     return state, metrics
 

@@ -12,6 +12,8 @@ from draftmill.settings.train import TrainSettings
 
 # Engines' attention kernels for drafters end here; a target beyond it (Qwen3.6: 256) must not be copied.
 MAX_COPIED_HEAD_DIM = 128
+HEADS_PER_KV_HEAD = 4
+DENSE_RATIO = 3
 INIT_STD = 0.02
 # Around the identity that an fc starts as beside a copied layer: enough for the other taps to begin to count.
 COPIED_FC_STD = 0.002
@@ -37,19 +39,19 @@ def tap_ids_of(target: Target, settings: TrainSettings) -> tuple[int, ...]:
 
 
 def drafter_shape(target: Target, settings: TrainSettings, mask_id: int) -> DrafterShape:
-    """The drafter's shape: hidden size, vocabulary and rope theta are the target's, heads its own where it says so.
+    """The drafter's shape: hidden size, vocabulary and rope theta are the target's, heads by the rule of `_heads`.
 
     Rotary always spans the whole head: never partial, multi-axis or scaled as the target's may be.
     """
-    head_dim = settings.head_dim or _head_dim(target)
+    num_heads, num_kv_heads, head_dim = _heads(target)
     sliding = settings.num_sliding_layers
     return DrafterShape(
         hidden_size=target.hidden_size,
         num_layers=settings.num_layers,
-        num_heads=settings.num_heads or target.config.num_attention_heads,
-        num_kv_heads=settings.num_kv_heads or target.config.num_key_value_heads,
-        head_dim=head_dim,
-        intermediate_size=settings.intermediate_size or target.config.intermediate_size,
+        num_heads=settings.num_heads or num_heads,
+        num_kv_heads=settings.num_kv_heads or num_kv_heads,
+        head_dim=settings.head_dim or head_dim,
+        intermediate_size=settings.intermediate_size or _intermediate_size(target),
         rms_norm_eps=target.config.rms_norm_eps,
         rope_theta=target.rope_theta,
         max_positions=target.max_positions,
@@ -63,15 +65,24 @@ def drafter_shape(target: Target, settings: TrainSettings, mask_id: int) -> Draf
     )
 
 
-def _head_dim(target: Target) -> int:
+def _heads(target: Target) -> tuple[int, int, int]:
+    """Query heads, key-value heads and their channels: the target's, where its heads are no wider than a drafter's.
+
+    Else heads of 128 channels, the largest power of two of them that the hidden size holds, four to a key-value head:
+    for Qwen3.6-27B (5,120 wide, heads of 256) that is 32 over 8, as its published drafters have.
+    """
     config = target.config.to_dict()
-    head_dim = config.get("head_dim") or target.hidden_size // config["num_attention_heads"]
-    if head_dim > MAX_COPIED_HEAD_DIM:
-        raise RecipeError(
-            f"the target's heads have {head_dim} channels, more than a drafter's should ({MAX_COPIED_HEAD_DIM}): set "
-            "head_dim, num_heads and num_kv_heads of the drafter (for example 128, 32 and 8)"
-        )
-    return head_dim
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or target.hidden_size // heads
+    if head_dim <= MAX_COPIED_HEAD_DIM:
+        return heads, config.get("num_key_value_heads") or heads, head_dim
+    num_heads = 1 << max(0, (target.hidden_size // MAX_COPIED_HEAD_DIM).bit_length() - 1)
+    return num_heads, max(1, num_heads // HEADS_PER_KV_HEAD), MAX_COPIED_HEAD_DIM
+
+
+def _intermediate_size(target: Target) -> int:
+    """The target's own; a mixture of experts without a dense layer gets three times the hidden size, as Qwen3 has."""
+    return target.config.to_dict().get("intermediate_size") or DENSE_RATIO * target.hidden_size
 
 
 def initial_drafter(target: Target, settings: TrainSettings, mask_id: int) -> Drafter:
@@ -108,11 +119,12 @@ def copy_layers(drafter: Drafter, target: Target) -> None:
     for index, source in enumerate(sources):
         wanted = dict(drafter.layers[index].named_parameters())
         given = dict(target.layers[source].named_parameters())
+        gains = {f"{name}.weight": m for name, m in target.layers[source].named_modules() if name.endswith("norm")}
         for name in (*_COPIED, *(n for n in _COPIED_IF_THERE if n in given)):
-            _copy(wanted[name], given.get(name), f"layer {source}'s {name}")
-    first = dict(target.layers[sources[0]].named_parameters())
-    _copy(drafter.hidden_norm.weight, first.get("input_layernorm.weight"), f"layer {sources[0]}'s input_layernorm")
-    _copy(drafter.norm.weight, dict(target.norm.named_parameters()).get("weight"), "norm")
+            found = target.family.gain(gains[name]) if name in gains else given.get(name)
+            _copy(wanted[name], found, f"layer {source}'s {name}")
+    drafter.hidden_norm.weight.copy_(dict(drafter.layers[0].named_parameters())["input_layernorm.weight"])
+    _copy(drafter.norm.weight, target.family.gain(target.norm), "norm")
     drafter.fc.weight.mul_(COPIED_FC_STD / INIT_STD)
     drafter.fc.weight[:, -drafter.shape.hidden_size :].diagonal().add_(1.0)
 

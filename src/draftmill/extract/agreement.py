@@ -1,0 +1,63 @@
+"""Whether a target knows the text it is to be drafted for: random or foreign weights do not.
+
+A loader that leaves weights at random reports success, and a drafter then learns nothing for nobody (the loss stands
+still at four digits, NVIDIA-NeMo/Automodel#3173). So before training a few samples go through the whole target, head
+included, and the beginning of one answer is decoded greedily.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from draftmill.contracts.errors import DataGateError
+from draftmill.extract.decode import decode_greedy
+from draftmill.extract.target import Target
+
+log = logging.getLogger(__name__)
+
+# Enough to tell a target from noise, few enough to cost a second or two on a CPU.
+DECODED_TOKENS = 12
+JUDGED_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Text:
+    """One document: its tokens, and where its answer begins."""
+
+    token_ids: Sequence[int]
+    answer_start: int
+
+
+def check_target(target: Target, texts: Sequence[Text], min_agreement: float) -> None:
+    """DataGateError where the target finds too few of the answers' tokens most likely itself."""
+    found = [same for text in texts for same in _agreements(target, text)]
+    share = sum(found) / max(len(found), 1)
+    log.info("the target agrees with %.0f %% of %d tokens of the set", 100 * share, len(found))
+    begins = _decoded(target, texts[0])
+    log.info("decoded greedily, the first %d tokens of an answer are the set's own: %d", DECODED_TOKENS, begins)
+    if share < min_agreement:
+        raise DataGateError(
+            f"the target finds {100 * share:.1f} % of {len(found)} answer tokens most likely itself, less than "
+            f"min_agreement {min_agreement:g}, and decodes {begins} of an answer's first tokens: its weights are "
+            "random, or another model wrote these answers; generate them with this target, or lower --min-agreement"
+        )
+
+
+@torch.no_grad()
+def _agreements(target: Target, text: Text) -> list[bool]:
+    """For the first answer tokens, whether each is the target's choice behind the text before it."""
+    start = max(text.answer_start, 1)
+    ids_1T = torch.tensor([list(text.token_ids[: start + JUDGED_TOKENS])], device=target.device)
+    num_judged = ids_1T.shape[1] - start
+    logits_JV = target.model(input_ids=ids_1T, logits_to_keep=num_judged + 1).logits[0, :-1]
+    return (logits_JV.argmax(dim=-1) == ids_1T[0, start:]).tolist()
+
+
+def _decoded(target: Target, text: Text) -> int:
+    """How many leading tokens of the answer the target writes by itself."""
+    start = max(text.answer_start, 1)
+    answer = decode_greedy(target, [text.token_ids[:start]], frozenset(), DECODED_TOKENS)[0]
+    pairs = zip(answer.token_ids, text.token_ids[start:], strict=False)
+    return next((count for count, (mine, theirs) in enumerate(pairs) if mine != theirs), len(answer.token_ids))
