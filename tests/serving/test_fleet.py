@@ -84,6 +84,13 @@ def test_a_fleet_that_answers_nothing_is_told_after_failures_in_a_row(fault: str
     assert stub.requests < 40, "most prompts were never sent, and can be tried again"
 
 
+def test_a_fleet_that_may_not_fail_is_stopped_by_its_first_failure() -> None:
+    stub = StubEngine(storm=read_faults("[[503]]")[0], storm_end_s=float("inf"))
+    found = told([stub], asking(*(f"prompt {n}" for n in range(40))), max_failures_in_row=1)
+    assert sum(isinstance(error, FleetDownError) for error in found) == 40
+    assert stub.requests <= 8, "those that were sent together"
+
+
 def test_a_port_without_an_engine_is_told_as_well() -> None:
     async def story() -> None:
         async with open_fleet(["http://127.0.0.1:9/v1"], "stub", limits(max_failures_in_row=3)) as fleet:
@@ -172,17 +179,6 @@ def test_cancelled_requests_leave_their_places() -> None:
         return await asyncio.wait_for(outcomes(fleet, [f"prompt {n}" for n in range(40)]), 10)
 
     assert all(isinstance(answer, ChatAnswer) for answer in told([StubEngine()], story, max_in_flight=4))
-
-
-def test_a_place_handed_over_as_its_request_is_cancelled_is_not_lost() -> None:
-    async def story(fleet: Fleet) -> ChatAnswer:
-        first = asyncio.create_task(fleet.ask(chat("first")))
-        second = asyncio.create_task(fleet.ask(chat("second")))
-        first.add_done_callback(lambda _: second.cancel())
-        await asyncio.gather(first, second, return_exceptions=True)
-        return await asyncio.wait_for(fleet.ask(chat("third")), 5)
-
-    assert told([StubEngine()], story, max_in_flight=1).finish_reason == "stop"
 
 
 def test_an_engine_that_dies_is_replaced_by_the_others_and_used_again_when_it_is_back() -> None:
