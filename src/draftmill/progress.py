@@ -17,11 +17,11 @@ class Progress:
     """Counts `unit`s of one task. `note` is free text shown at the end of the line."""
 
     task: str
-    total: int
+    total: float
     unit: str
-    done: int = 0
+    done: float = 0
     clock: Callable[[], float] = time.monotonic
-    _first: int = field(default=0, init=False)
+    _first: float = field(default=0, init=False)
     _start: float = field(default=0.0, init=False)
     _shown: float = field(default=0.0, init=False)
 
@@ -29,7 +29,7 @@ class Progress:
         self._first = self.done
         self._start = self._shown = self.clock()
 
-    def advance(self, count: int, note: str | Callable[[], str] = "") -> None:
+    def advance(self, count: float, note: str | Callable[[], str] = "") -> None:
         """Adds `count` done units, and shows the line when it is due or the task is complete."""
         self.done += count
         now = self.clock()
@@ -50,7 +50,11 @@ class Progress:
         """`done/total unit, rate, time left`, at clock time `now`."""
         rate = (self.done - self._first) / max(now - self._start, 1e-9)
         left = f"{duration((self.total - self.done) / rate)} left" if rate > 0 else "time left unknown"
-        return f"{self.done:,}/{self.total:,} {self.unit}  {rate:,.1f} {self.unit}/s  {left}"
+        return f"{_amount(self.done)}/{_amount(self.total)} {self.unit}  {rate:,.1f} {self.unit}/s  {left}"
+
+
+def _amount(count: float) -> str:
+    return f"{count:,}" if isinstance(count, int) else f"{count:,.1f}"
 
 
 def duration(seconds: float) -> str:

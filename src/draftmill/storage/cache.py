@@ -1,5 +1,6 @@
 """The local cache: targets converted from packages, and objects fetched from a store, named by their sha256."""
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -7,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def cache_folder() -> Path:
@@ -18,20 +21,52 @@ def cache_folder() -> Path:
 
 @contextmanager
 def spool_folder(name: str) -> Iterator[Path]:
-    """An empty local folder, this process's own, for files that are not published yet; removed at the end.
+    """A local folder for files that are not published yet, removed at the end of a run that did not fail.
 
-    What runs that were killed left under the same name is removed too.
+    What a run that failed or was killed has left is there for the next one of the same name; only after a restart of
+    the host it is not, for then files may have lost bytes. A second run beside the first gets a folder of its own.
     """
     spools = cache_folder() / "spool"
+    spools.mkdir(parents=True, exist_ok=True)
     for left in spools.glob(f"{name}-*"):
         if not psutil.pid_exists(int(left.name.rpartition("-")[2])):
             shutil.rmtree(left, ignore_errors=True)
-    folder = spools / f"{name}-{os.getpid()}"
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-    finally:
+    with _locked(spools / f"{name}.lock") as is_first:
+        folder = spools / (name if is_first else f"{name}-{os.getpid()}")
+        _make_or_empty(folder)
+        try:
+            yield folder
+        except BaseException:
+            if not is_first:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_or_empty(folder: Path) -> None:
+    boot = folder / "boot"
+    if folder.is_dir() and not (boot.is_file() and boot.read_text() == _BOOT_ID.read_text()):
+        shutil.rmtree(folder)
+    folder.mkdir(exist_ok=True)
+    boot.write_text(_BOOT_ID.read_text())
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Holds the lock file, which goes with its process; False where another process holds it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its last holder may have removed it between our open and our lock: then it locks nobody else out.
+        is_held = path.is_file() and path.stat().st_ino == os.fstat(descriptor).st_ino
+    except OSError:
+        is_held = False
+    try:
+        yield is_held
+    finally:
+        if is_held:
+            path.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -24,6 +24,7 @@ from draftmill.contracts.cards import (
 )
 from draftmill.contracts.errors import RecipeError, StorageError
 from draftmill.storage.fetch import local_copy
+from draftmill.storage.local import sweep_drafts
 from draftmill.storage.store import Store, is_there, open_store
 
 T = TypeVar("T", Plan, PartRecord, Card)
@@ -41,24 +42,23 @@ class SetWriter:
         found = [store.find(CARD_FILE) for store in self.stores]
         if found[0] is None or None in found:
             return None
-        card = _decoded(found[0], Card, self.stores[0], CARD_FILE)
+        card, sizes = _decoded(found[0], Card, self.stores[0], CARD_FILE), self.sizes()
         named = [f for part in card.content["parts"] for f in (part, part.get("set_aside")) if f]
-        return card if all(self._holds(f["file"], f["bytes"]) for f in named) else None
+        return card if all(_held(sizes, f["file"], f["bytes"]) for f in named) else None
 
-    def _holds(self, file: str, size: int) -> bool:
-        return all(store.size(file) == size for store in self.stores)
+    def sizes(self) -> list[dict[str, int]]:
+        """What each store holds: bytes by key."""
+        return [{file.key: file.size for file in store.files()} for store in self.stores]
 
     def records(self) -> dict[str, PartRecord]:
         """Records of the parts that are complete in every store, by part name."""
-        complete = {}
-        for part in self.plan.parts:
-            found = [store.find(record_file(part.name)) for store in self.stores]
-            if found[0] is None or None in found:
-                continue
-            record = _decoded(found[0], PartRecord, self.stores[0], record_file(part.name))
-            if all(self._holds(file, size) for file, size in record.files):
-                complete[part.name] = record
-        return complete
+        sizes = self.sizes()
+        files = [record_file(part.name) for part in self.plan.parts]
+        found = self.stores[0].find_all(file for file in files if all(file in there for there in sizes))
+        records = [_decoded(data, PartRecord, self.stores[0], file) for file, data in found.items()]
+        # A record of another plan is a leftover of a run that lost this folder to ours.
+        ours = [record for record in records if record.plan == self.plan.hash]
+        return {r.name: r for r in ours if all(_held(sizes, file, size) for file, size in r.files)}
 
     def missing(self) -> list[PlannedPart]:
         """Parts still to be made, in the plan's order."""
@@ -100,19 +100,30 @@ class SetWriter:
             store.put(name, data)
 
     def finish(self, card: Card) -> Card:
-        """Publishes the card: the set is complete."""
-        self.publish_file(CARD_FILE, canonical_json(card))
-        return card
+        """Publishes the card: the set is complete. The card of another run that made the same set first stands."""
+        first, *others = self.stores
+        there = _decoded(first.put_new(CARD_FILE, canonical_json(card)), Card, first, CARD_FILE)
+        if there.content_hash != card.content_hash:
+            there = card
+            first.put(CARD_FILE, canonical_json(card))
+        for store in others:
+            store.put(CARD_FILE, canonical_json(there))
+        return there
+
+
+def _held(sizes: Sequence[dict[str, int]], file: str, size: int) -> bool:
+    return all(there.get(file) == size for there in sizes)
 
 
 def open_set_writer(urls: Sequence[str], plan: Plan) -> SetWriter:
     """A writer for `plan`, its plan published; RecipeError where an output already holds a different set."""
     writer = SetWriter(plan, tuple(open_store(url, create=True) for url in urls))
     for store in writer.stores:
-        found = store.find(PLAN_FILE)
-        if found is not None:
-            _refuse_another(store, found, plan)
+        if store.folder is not None:
+            sweep_drafts(store.folder)
+        found = store.put_new(PLAN_FILE, canonical_json(plan))
         if found != canonical_json(plan):
+            _refuse_another(store, found, plan)
             store.put(PLAN_FILE, canonical_json(plan))
     return writer
 

@@ -1,29 +1,47 @@
 """One folder of a local disk or an object store: list, get, put.
 
-Built on obstore. A URL is a local path, `s3://`, `gs://` or `az://`. S3 endpoint, region and credentials come from the
-usual AWS environment variables, never from a recipe. A put is atomic: a reader sees the old bytes, the new, or none.
+Object stores are spoken to by obstore. A URL is a local path, `s3://`, `gs://` or `az://`. S3 endpoint, region and
+credentials come from the usual AWS environment variables, never from a recipe. A put is atomic: a reader sees the old
+bytes, the new, or none. Failing requests are asked again for a short while here; `storage/transfer.py` waits longer.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError
 from obstore.store import LocalStore, S3Store, from_url
 
 from draftmill.contracts.cards import InputFile
 from draftmill.contracts.errors import RecipeError, StorageError
+from draftmill.storage.cache import write_atomically
+from draftmill.storage.failures import insisting, why
+from draftmill.storage.local import draft_of, list_folder, no_room, place, read_file, stat_file, write_new
 
 if TYPE_CHECKING:  # obstore keeps these for type checkers alone
-    from obstore.store import ObjectStore, S3Config
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
 
 OBJECT_SCHEMES = ("s3://", "gs://", "az://")
+ETAG = "etag:"
 _CHUNK_BYTES = 1 << 22
+_READERS = 16
+# A request may take as long as bytes flow; a connection on which nothing comes for a minute is given up.
+_CLIENT: ClientConfig = {"allow_http": True, "timeout": "1 h", "read_timeout": "60 s", "connect_timeout": "10 s"}
+_RETRIES: RetryConfig = {
+    "max_retries": 10,
+    "retry_timeout": timedelta(seconds=30),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
+}
 
 
 @dataclass(frozen=True)
@@ -39,67 +57,164 @@ class Store:
         return None if self.url.startswith(OBJECT_SCHEMES) else Path(self.url)
 
     def files(self) -> list[InputFile]:
-        """Every object below the URL, sorted by key; `identity` is the store's etag."""
-        found = [meta for page in obstore.list(self.backend) for meta in page]
-        return sorted(
-            (InputFile(key=m["path"], size=m["size"], identity=f"etag:{m['e_tag']}") for m in found),
-            key=lambda f: f.key,
-        )
+        """Every object below the URL, sorted by key; `identity` changes with the object."""
+        return _listed(self) if self.folder is None else list_folder(self.folder)
 
-    def get(self, key: str) -> bytes:
-        """The object's bytes; StorageError naming the place where it is missing or the store fails."""
+    def stat(self, key: str) -> InputFile | None:
+        """The object as a listing shows it, or None where there is no such object."""
+        if self.folder is not None:
+            return stat_file(self.folder, key)
         try:
-            return bytes(obstore.get(self.backend, key).bytes())
-        except (BaseError, OSError) as error:
-            raise StorageError(f"{self.url}/{key} cannot be read: {_reason(error)}") from error
-
-    def find(self, key: str) -> bytes | None:
-        """The object's bytes, or None where there is no such object."""
-        try:
-            return bytes(obstore.get(self.backend, key).bytes())
+            return insisting(f"{self.url}/{key} cannot be read", lambda: described(obstore.head(self.backend, key)))
         except FileNotFoundError:
             return None
-        except (BaseError, OSError) as error:
-            raise StorageError(f"{self.url}/{key} cannot be read: {_reason(error)}") from error
 
     def size(self, key: str) -> int | None:
         """Bytes of the object, or None where there is no such object."""
+        found = self.stat(key)
+        return None if found is None else found.size
+
+    def get(self, key: str) -> bytes:
+        """The object's bytes; StorageError naming the place where it is missing or the store fails."""
+        data = self.find(key)
+        if data is None:
+            raise StorageError(f"{self.url}/{key} cannot be read: it is not there")
+        return data
+
+    def find(self, key: str) -> bytes | None:
+        """The object's bytes, or None where there is no such object."""
+        if self.folder is not None:
+            return read_file(self.folder / key)
         try:
-            return obstore.head(self.backend, key)["size"]
+            return insisting(f"{self.url}/{key} cannot be read", lambda: bytes(obstore.get(self.backend, key).bytes()))
         except FileNotFoundError:
             return None
-        except (BaseError, OSError) as error:
-            raise StorageError(f"{self.url}/{key} cannot be read: {_reason(error)}") from error
+
+    def find_all(self, keys: Iterable[str]) -> dict[str, bytes]:
+        """The bytes of each of these objects that is there, several asked for at a time."""
+        wanted = list(keys)
+        with ThreadPoolExecutor(_READERS) as readers:
+            found = zip(wanted, readers.map(self.find, wanted), strict=True)
+            return {key: data for key, data in found if data is not None}
+
+    def span(self, key: str, start: int, stop: int) -> bytes:
+        """Bytes `start..stop` (half-open) of the object, fewer where it ends before."""
+        what = f"{self.url}/{key} cannot be read"
+        try:
+            if self.folder is None:
+                return insisting(what, lambda: bytes(obstore.get_range(self.backend, key, start=start, end=stop)))
+            found = read_file(self.folder / key, start, stop)
+        except FileNotFoundError:
+            found = None
+        if found is None:
+            raise StorageError(f"{what}: it is not there")
+        return found
 
     def fetch(self, key: str, path: Path) -> None:
         """Streams the object into the local file `path`, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+        draft = draft_of(path)
+        what = f"{self.url}/{key} cannot be fetched"
         try:
-            with draft.open("wb") as stream:
-                for chunk in obstore.get(self.backend, key).stream(min_chunk_size=_CHUNK_BYTES):
-                    stream.write(chunk)
-        except (BaseError, OSError) as error:
+            insisting(what, lambda: self._stream(key, draft))
+            draft.replace(path)
+        except FileNotFoundError as error:
+            raise StorageError(f"{what}: it is not there") from error
+        finally:
             draft.unlink(missing_ok=True)
-            raise StorageError(f"{self.url}/{key} cannot be fetched: {_reason(error)}") from error
-        draft.replace(path)
+
+    def _stream(self, key: str, draft: Path) -> None:
+        found = obstore.get(self.backend, key)
+        with draft.open("wb") as stream:
+            for chunk in found.stream(min_chunk_size=_CHUNK_BYTES):
+                stream.write(chunk)
+        if draft.stat().st_size != found.meta["size"]:
+            raise ConnectionError(f"{draft.stat().st_size:,} of {found.meta['size']:,} bytes arrived")
 
     def put(self, key: str, data: bytes | Path) -> None:
         """Writes the object, whole or not at all; a Path is streamed from disk."""
+        if self.folder is not None:
+            _put_local(self.folder / key, data)
+            return
+        what = f"{self.url}/{key} cannot be written"
         try:
-            obstore.put(self.backend, key, data)
-        except (BaseError, OSError) as error:
-            raise StorageError(f"{self.url}/{key} cannot be written: {_reason(error)}") from error
+            insisting(what, lambda: obstore.put(self.backend, key, data))
+        except FileNotFoundError as error:
+            raise StorageError(f"{what}: {_bucket(self.url)}") from error
+
+    def put_new(self, key: str, data: bytes) -> bytes:
+        """Writes the object unless it is there already; what is there then. Of several writers just one wins."""
+        if self.folder is not None:
+            return data if write_new(self.folder / key, data) else self.get(key)
+        what = f"{self.url}/{key} cannot be written"
+        try:
+            insisting(what, lambda: obstore.put(self.backend, key, data, mode="create"))
+        except AlreadyExistsError:  # perhaps our own, whose answer was lost
+            return self.get(key)
+        except NotSupportedError:  # a store without conditional writes
+            self.put(key, data)
+        except FileNotFoundError as error:
+            raise StorageError(f"{what}: {_bucket(self.url)}") from error
+        return data
 
     def delete(self, keys: list[str]) -> None:
         """Removes objects, in order; one that is not there is passed over."""
         for key in keys:
-            try:
-                obstore.delete(self.backend, key)
-            except FileNotFoundError:
-                continue
-            except (BaseError, OSError) as error:
-                raise StorageError(f"{self.url}/{key} cannot be removed: {_reason(error)}") from error
+            with suppress(FileNotFoundError):
+                insisting(f"{self.url}/{key} cannot be removed", partial(obstore.delete, self.backend, key))
+
+
+def _bucket(url: str) -> str:
+    return f"there is no bucket {url.split('/')[2]}"
+
+
+def _put_local(path: Path, data: bytes | Path) -> None:
+    if isinstance(data, Path):
+        place(data, path)
+        return
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise no_room(error, path) from error
+
+
+def _listed(store: Store) -> list[InputFile]:
+    """Every object, page after page. A listing that repeats itself, or ends before the last object, is an error."""
+    what = f"{store.url} cannot be listed"
+    try:
+        found = insisting(what, lambda: _pages(store))
+        if found:
+            last = max(found)
+            rest = insisting(what, lambda: next(iter(obstore.list(store.backend, offset=last, chunk_size=1)), []))
+            _refuse_rest(store, len(found), [meta["path"] for meta in rest if meta["path"] not in found])
+    except FileNotFoundError as error:
+        raise StorageError(f"{what}: {_bucket(store.url)}") from error
+    except ValueError as error:  # a key that is no path, with // for example
+        raise StorageError(f"{what}: {error}") from error
+    return sorted(found.values(), key=lambda file: file.key)
+
+
+def _pages(store: Store) -> dict[str, InputFile]:
+    found: dict[str, InputFile] = {}
+    for meta in (meta for page in obstore.list(store.backend, chunk_size=1000) for meta in page):
+        if meta["path"] in found:
+            raise StorageError(f"{store.url}: the store's listing repeats {meta['path']}: it goes round in circles")
+        found[meta["path"]] = described(meta)
+    return found
+
+
+def _refuse_rest(store: Store, count: int, rest: list[str]) -> None:
+    """A page that says more is to come, but not where, ends the listing too early without an error of its own."""
+    if rest:
+        raise StorageError(
+            f"{store.url}: the store's listing ended after {count:,} objects, but {rest[0]} comes after them; "
+            "its pages cannot be trusted (look for a newer version of the store)"
+        )
+
+
+def described(meta: obstore.ObjectMeta) -> InputFile:
+    """An object as plans name it."""
+    return InputFile(key=meta["path"], size=meta["size"], identity=f"{ETAG}{meta['e_tag']}")
 
 
 def open_store(url: str, *, create: bool = False) -> Store:
@@ -119,16 +234,16 @@ def open_store(url: str, *, create: bool = False) -> Store:
     try:
         return Store(str(folder), LocalStore(folder, mkdir=True, automatic_cleanup=True))
     except (BaseError, OSError) as error:
-        raise StorageError(f"{folder} cannot be made or opened: {_reason(error)}") from error
+        raise StorageError(f"{folder} cannot be made or opened: {why(error)}") from error
 
 
 def _object_store(url: str) -> ObjectStore:
     try:
         if url.startswith("s3://"):
-            return S3Store.from_url(url, config=_s3_options(), client_options={"allow_http": True})
-        return from_url(url)
+            return S3Store.from_url(url, config=_s3_options(), client_options=_CLIENT, retry_config=_RETRIES)
+        return from_url(url, client_options=_CLIENT, retry_config=_RETRIES)
     except (BaseError, OSError, ValueError) as error:
-        raise RecipeError(f"{url} names no bucket that can be opened: {_reason(error)}") from error
+        raise RecipeError(f"{url} names no bucket that can be opened: {why(error)}") from error
 
 
 def is_there(url: str) -> bool:
@@ -145,20 +260,9 @@ def _s3_options() -> S3Config:
     return options
 
 
-def _reason(error: Exception) -> str:
-    """The first line of a store's error, with the cure where it could not be reached or let nobody in."""
-    line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if isinstance(error, BaseError) and ("error sending request" in line.lower() or "403" in line):
-        line += "; check AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-    return line
-
-
 def sha256_of(data: bytes | Path) -> str:
     """sha256 of bytes or of a file's content, 64 hex digits."""
     if isinstance(data, bytes):
         return hashlib.sha256(data).hexdigest()
-    digest = hashlib.sha256()
     with data.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,57 @@
+"""How long a store that fails is asked again. One `Patience` is shared by all transfers of a run.
+
+A store that is gone for minutes is waited for, with a line that says so; a request that the store refuses is not
+repeated, and neither is one object that fails again and again while the others come.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from draftmill.contracts.errors import StorageError
+from draftmill.progress import duration
+from draftmill.storage.failures import is_transient, why
+
+MAX_ATTEMPTS = 40
+"""Of one transfer, none of which got further than the one before."""
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
+_TOLD_EVERY_S = 15.0
+
+logger = logging.getLogger(__name__)
+
+
+class Patience:
+    """Waits between attempts, and gives up when nothing was answered for `limit_s` seconds."""
+
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit_s = limit_s
+        self._clock = clock
+        self._silent_since: float | None = None
+        self._told = 0.0
+
+    def answered(self) -> None:
+        """Some request was answered: the store is there."""
+        if self._silent_since is not None and self._told > self._silent_since:
+            logger.info("the store answers again")
+        self._silent_since = None
+
+    async def wait(self, place: str, error: Exception, attempt: int) -> None:
+        """Sleeps before attempt number `attempt` + 1; StorageError where there is to be none."""
+        if not is_transient(error):
+            raise StorageError(f"{place}: {why(error)}") from error
+        now = self._clock()
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        silent_s = now - self._silent_since
+        if silent_s >= self._limit_s or attempt >= MAX_ATTEMPTS:
+            raise StorageError(
+                f"{place}: given up after {attempt} attempts, {duration(silent_s)} without an answer of the store: "
+                f"{why(error)}. What is published stays: run the same command again to go on"
+            ) from error
+        if now - self._told > _TOLD_EVERY_S and attempt > 1:
+            self._told = now
+            left = duration(self._limit_s - silent_s)
+            logger.warning("%s: %s; it is asked again, for up to %s more", place, why(error), left)
+        longest = min(_FIRST_WAIT_S * 2**attempt, _LONGEST_WAIT_S)
+        await asyncio.sleep(longest * random.uniform(0.5, 1.0))
