@@ -45,6 +45,11 @@ class TokenizeSettings(GateSettings):
     max_tokens: int = Field(3072, ge=2)
     """Longest sample, in tokens; a longer one is cut there and flagged (3072 is the paper's length)."""
     part_bytes: int = Field(200_000_000, ge=1)
-    """Bytes of input that make one part, about; one worker makes a part, whole or not at all."""
+    """Bytes of one shard, about: foretold from the sizes of its inputs. A part is made by one worker, whole or not at
+    all; a larger compressed file makes a larger one."""
     workers: int = Field(default_factory=usable_cores, ge=1)
     """Processes; by default the cores it may use. 1 works in this process. The output does not depend on it."""
+    worker_growth_bytes: int = Field(1 << 30, ge=1 << 20)
+    """Memory a worker may gain before a fresh one takes its place: the tokenizer's cache has no bound."""
+    store_patience_s: float = Field(600, ge=0)
+    """Longest silence of an object store that is waited out, in seconds."""

@@ -9,17 +9,18 @@ import msgspec
 
 from draftmill.chat.borders import Borders, find_borders
 from draftmill.chat.chat import Chat, open_chat
-from draftmill.contracts.cards import Plan, PlannedPart, part_name
+from draftmill.contracts.cards import Plan, PlannedPart
 from draftmill.contracts.errors import InputError
 from draftmill.settings.recipes import refuse_unknown
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.models import locate
 from draftmill.storage.sets import missing_parts
-from draftmill.tokenize.part import Craft, PartJob
-from draftmill.tokenize.source import Source, cut_parts, open_source
+from draftmill.tokenize.pieces import PartInputs, cut_parts
+from draftmill.tokenize.rows import RowMakerSpec
+from draftmill.tokenize.source import Source, open_source
 
-# Part of the plan: raised when the same rows and settings come to give other samples.
-FORMAT = 2
+# Part of the plan: raised when the same rows and settings come to give other samples or other bytes.
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Blueprint:
     borders: Borders
     source: Source
     plan: Plan
-    jobs: tuple[PartJob, ...]
+    parts: tuple[PartInputs, ...]
     """What each part is made of, in the plan's order."""
 
     @property
@@ -45,17 +46,11 @@ class Blueprint:
             "input_plan": self.source.card.get("plan"),
         }
 
-    def craft(self, spool: Path) -> Craft:
-        """What makes the parts, their shards to be left in `spool`."""
-        return Craft(
-            url=self.source.store.url,
-            tokenizer=self.tokenizer,
-            turns=self.settings.turns,
-            max_tokens=self.settings.max_tokens,
-            plan=self.plan.hash,
-            spool=spool,
-            template_kwargs=self.settings.template_kwargs,
-        )
+    @property
+    def rows(self) -> RowMakerSpec:
+        """What makes samples of rows."""
+        chosen = self.settings
+        return RowMakerSpec(self.tokenizer, chosen.turns, chosen.max_tokens, chosen.template_kwargs)
 
 
 def draw_up(settings: TokenizeSettings) -> Blueprint:
@@ -71,16 +66,16 @@ def draw_up(settings: TokenizeSettings) -> Blueprint:
             f"{settings.input} was generated with another tokenizer ({made_with[:12]}…) than {settings.tokenizer} "
             f"({chat.tokenizer_hash[:12]}…): name the target that made it"
         )
-    jobs = tuple(PartJob(part_name(i), part) for i, part in enumerate(cut_parts(source.files, settings.part_bytes)))
-    if not jobs:
+    parts = cut_parts(source.pieces(settings.part_bytes), settings.part_bytes)
+    if not parts:
         raise InputError(f"{settings.input}: all {len(source.files)} files are empty")
     plan = Plan(
         room="tokenize",
         recipe=_recipe(settings, chat, source),
         inputs=source.files,
-        parts=tuple(PlannedPart(name=job.name, inputs=tuple(p.name for p in job.pieces)) for job in jobs),
+        parts=tuple(PlannedPart(name=part.name, inputs=tuple(p.name for p in part.pieces)) for part in parts),
     )
-    return Blueprint(settings, folder, chat, borders, source, plan, jobs)
+    return Blueprint(settings, folder, chat, borders, source, plan, parts)
 
 
 def _recipe(settings: TokenizeSettings, chat: Chat, source: Source) -> dict[str, Any]:

@@ -1,160 +1,127 @@
 """Makes parts in worker processes, or in this one where a single worker is asked for.
 
-Workers are spawned (a forked tokenizer or store client can deadlock), open one tokenizer each and keep it for the
-whole run. At most as many parts as workers are under way, so that a worker that dies names the parts it can have had.
+A worker that dies is replaced and its part made again; a part that kills its worker twice is an error that names its
+inputs. A worker whose memory has grown past its limit makes way for a fresh one after its part.
 """
 
-import multiprocessing
-import multiprocessing.connection
-import multiprocessing.process
-import os
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from multiprocessing.sharedctypes import Synchronized
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from draftmill.contracts.cards import PartRecord
 from draftmill.contracts.errors import StorageError
-from draftmill.tokenize.part import Craft, PartJob, PartMaker
+from draftmill.tokenize.crew import DEATH, Nursery, Worker
+from draftmill.tokenize.ledger import Made
+from draftmill.tokenize.part import OnRead, PartJob, make_part
+from draftmill.tokenize.rows import RowMaker, RowMakerSpec
+from draftmill.tokenize.worker import BoundedRows
 
-Scans = Iterable[tuple[PartJob, NDArray[np.uint64]]]
-Records = Iterable[tuple[PartJob, PartRecord]]
-OnRows = Callable[[int], None]
-"""Called with the number of rows done since its last call."""
-
-_POLL_S = 1.0
+MAX_DEATHS = 2
+"""Workers that one part may cost."""
 
 
-@contextmanager
-def open_pool(craft: Craft, workers: int) -> Iterator["Here | Workers"]:
-    """A pool of `workers`; leaving it ends them, at once where something failed."""
-    if workers == 1:
-        yield Here(craft)
-        return
-    pool = Workers(craft, workers)
+class Pool(Protocol):
+    """Makes parts."""
+
+    async def make(self, job: PartJob, on_read: OnRead) -> Made:
+        """Has the part's shard written; what is known of it."""
+        ...
+
+
+@asynccontextmanager
+async def open_pool(spec: RowMakerSpec, workers: int, limit_bytes: int) -> AsyncIterator[Pool]:
+    """A pool of `workers`, each of which may grow by `limit_bytes`; leaving it ends them at once."""
+    pool = Here(spec, limit_bytes) if workers == 1 else Workers(spec, workers, limit_bytes)
     try:
         yield pool
-    except BaseException:
-        pool.terminate()
-        raise
     finally:
-        pool.close()
+        await pool.close()
 
 
 class Here:
-    """This process, one part after the other."""
+    """This process, in a thread beside the transfers, one part after the other."""
 
-    def __init__(self, craft: Craft) -> None:
-        self._maker = PartMaker(craft)
+    def __init__(self, spec: RowMakerSpec, limit_bytes: int) -> None:
+        self._rows = BoundedRows(RowMaker(spec), limit_bytes)
+        self._thread = ThreadPoolExecutor(1)
+        self._is_closed = False
 
-    def scan(self, jobs: Sequence[PartJob]) -> Scans:
-        """The id hashes of each job's rows."""
-        return ((job, self._maker.scan(job)) for job in jobs)
+    async def make(self, job: PartJob, on_read: OnRead) -> Made:
+        """Has the part's shard written; what is known of it."""
+        loop = asyncio.get_running_loop()
 
-    def make(self, jobs: Sequence[PartJob], on_rows: OnRows) -> Records:
-        """The record of each part as it is finished; its shard lies in the spool."""
-        return ((job, self._maker.make(job, on_rows)) for job in jobs)
+        def told(read: int, rows: int) -> None:
+            if self._is_closed:
+                raise asyncio.CancelledError
+            loop.call_soon_threadsafe(on_read, read, rows)
+
+        return await loop.run_in_executor(self._thread, make_part, self._rows, job, told)
+
+    async def close(self) -> None:
+        """Waits for the chunk that is in hand."""
+        self._is_closed = True
+        await asyncio.to_thread(self._thread.shutdown)
 
 
 class Workers:
     """Several processes; parts are finished in any order."""
 
-    def __init__(self, craft: Craft, workers: int) -> None:
-        self._size = workers
-        self._others = set(multiprocessing.active_children())
-        context = multiprocessing.get_context("spawn")
-        self._rows_done = context.Value("q", 0)
-        self._executor = ProcessPoolExecutor(
-            workers, context, initializer=_start_worker, initargs=(craft, self._rows_done)
+    def __init__(self, spec: RowMakerSpec, workers: int, limit_bytes: int) -> None:
+        self._nursery = Nursery(spec, limit_bytes)
+        self._limit_bytes = limit_bytes
+        self._free: asyncio.Queue[Worker | None] = asyncio.LifoQueue()  # a worker rather than the room for one
+        self._alive: set[Worker] = set()
+        for _ in range(workers):
+            self._free.put_nowait(None)
+
+    async def make(self, job: PartJob, on_read: OnRead) -> Made:
+        """Has the part's shard written; what is known of it."""
+        deaths: list[str] = []
+        while len(deaths) < MAX_DEATHS:
+            worker = await self._take()
+            try:
+                done = await worker.make(job, on_read)
+            except DEATH:
+                deaths.append(await worker.how_it_ended())
+                await self._drop(worker)
+                continue
+            except BaseException:
+                await self._drop(worker)
+                raise
+            if done.grown_bytes > self._limit_bytes:
+                await self._drop(worker)
+            else:
+                self._free.put_nowait(worker)
+            return done.made
+        raise StorageError(
+            f"{job.name} has cost {len(deaths)} worker processes ({'; '.join(deaths)}) while they made it of "
+            f"{', '.join(piece.key for piece in job.pieces)}. If memory was short, fewer --workers or a smaller "
+            "--part-bytes take less of it; what is published stays, and the same command goes on"
         )
 
-    def processes(self) -> list[multiprocessing.process.BaseProcess]:
-        """The workers that are alive."""
-        return [child for child in multiprocessing.active_children() if child not in self._others]
+    async def _take(self) -> Worker:
+        worker = await self._free.get()
+        if worker is None:
+            try:
+                worker = await self._nursery.fork()
+            except BaseException:
+                self._free.put_nowait(None)
+                raise
+            self._alive.add(worker)
+        return worker
 
-    def terminate(self) -> None:
+    async def _drop(self, worker: Worker) -> None:
+        self._alive.discard(worker)
+        worker.end()
+        self._free.put_nowait(None)
+
+    def processes(self) -> list[int]:
+        """The ids of the workers."""
+        return [worker.pid for worker in self._alive]
+
+    async def close(self) -> None:
         """Ends the workers at once; what they were making is lost."""
-        for child in self.processes():
-            child.terminate()
-
-    def close(self) -> None:
-        """Waits for the workers to end."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
-
-    def scan(self, jobs: Sequence[PartJob]) -> Scans:
-        """The id hashes of each job's rows."""
-        return self._each(_scan_in_worker, jobs, on_rows=lambda rows: None)
-
-    def make(self, jobs: Sequence[PartJob], on_rows: OnRows) -> Records:
-        """The record of each part as it is finished; its shard lies in the spool."""
-        return self._each(_make_in_worker, jobs, on_rows)
-
-    def _each(self, work: Callable[[PartJob], Any], jobs: Sequence[PartJob], on_rows: OnRows) -> Iterator[Any]:
-        waiting = list(reversed(jobs))
-        running: dict[Future[Any], PartJob] = {}
-        told = self._rows_done.value
-        while waiting or running:
-            while waiting and len(running) < self._size:
-                job = waiting.pop()
-                with _naming([*running.values(), job]):
-                    running[self._executor.submit(work, job)] = job
-            finished = wait(running, timeout=_POLL_S, return_when=FIRST_COMPLETED).done
-            rows_done = self._rows_done.value
-            on_rows(rows_done - told)
-            told = rows_done
-            for future in finished:
-                with _naming(list(running.values())):
-                    yield running[future], future.result()
-                del running[future]
-
-
-@contextmanager
-def _naming(jobs: Sequence[PartJob]) -> Iterator[None]:
-    """Turns the death of a worker into an error that names the parts under way."""
-    try:
-        yield
-    except BrokenProcessPool as error:
-        names = " or ".join(f"{job.name} ({', '.join(piece.name for piece in job.pieces)})" for job in jobs)
-        raise StorageError(
-            f"a worker process died (killed, or out of memory) while it made {names}. What is published stays: "
-            "run the same command again to go on; fewer --workers or a smaller --part-bytes take less memory"
-        ) from error
-
-
-_worker_maker: PartMaker
-_count_rows: OnRows
-
-
-def _start_worker(craft: Craft, rows_done: "Synchronized[int]") -> None:
-    global _worker_maker, _count_rows
-    # The processes are the parallelism; the tokenizer's own threads would only compete with them.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-    def count_rows(rows: int) -> None:
-        with rows_done.get_lock():
-            rows_done.value += rows
-
-    _worker_maker, _count_rows = PartMaker(craft), count_rows
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
-
-
-def _scan_in_worker(job: PartJob) -> NDArray[np.uint64]:
-    return _worker_maker.scan(job)
-
-
-def _make_in_worker(job: PartJob) -> PartRecord:
-    return _worker_maker.make(job, _count_rows)
+        for worker in self._alive:
+            worker.end()
+        await self._nursery.close()

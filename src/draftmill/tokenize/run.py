@@ -1,5 +1,6 @@
 """The story of `draftmill tokenize`: plan, make what is missing, judge and publish each part, close with the card."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -8,18 +9,18 @@ import msgspec
 
 from draftmill.contracts.cards import Card, PartRecord, make_card
 from draftmill.contracts.errors import InputError
-from draftmill.progress import Progress
 from draftmill.settings.tokenize import TokenizeSettings
-from draftmill.storage.cache import spool_folder
 from draftmill.storage.provenance import Stopwatch, provenance
 from draftmill.storage.sets import SetWriter, open_set_writer
 from draftmill.tokenize.figures import as_content, figures_of, total
 from draftmill.tokenize.gate import judge
 from draftmill.tokenize.histogram import show
-from draftmill.tokenize.part import find_repeats
+from draftmill.tokenize.making import make_missing
 from draftmill.tokenize.plan import Blueprint, describe, draw_up
-from draftmill.tokenize.pool import open_pool
 from draftmill.tokenize.shards import datasets_files
+
+# A second round makes what another run, that lost this folder to ours, overwrote before it noticed.
+_ROUNDS = 2
 
 
 def run(settings: TokenizeSettings) -> dict[str, Any]:
@@ -31,24 +32,11 @@ def run(settings: TokenizeSettings) -> dict[str, Any]:
     writer = open_set_writer(settings.output, blueprint.plan)
     card = writer.card()
     if card is None:
-        _make_missing(writer, blueprint, settings)
+        for _ in range(_ROUNDS):
+            if writer.missing():
+                asyncio.run(make_missing(writer, blueprint, settings))
         card = _finish(writer, blueprint, settings, watch)
     return msgspec.to_builtins(card)
-
-
-def _make_missing(writer: SetWriter, blueprint: Blueprint, settings: TokenizeSettings) -> None:
-    """Makes, judges and publishes every part that some output lacks."""
-    missing = {part.name for part in writer.missing()}
-    if not missing:
-        return
-    workers = min(settings.workers, len(blueprint.jobs))
-    with spool_folder(writer.plan.hash) as spool, open_pool(blueprint.craft(spool), workers) as pool:
-        jobs, rows = find_repeats(pool.scan(blueprint.jobs))
-        progress = Progress("tokenize", total=sum(rows[name] for name in missing), unit="rows")
-        for job, record in pool.make([job for job in jobs if job.name in missing], progress.advance):
-            judge(figures_of(record), settings, job.name)
-            writer.publish(record, spool / record.file)
-            (spool / record.file).unlink()
 
 
 def _finish(writer: SetWriter, blueprint: Blueprint, settings: TokenizeSettings, watch: Stopwatch) -> Card:

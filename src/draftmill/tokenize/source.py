@@ -1,18 +1,22 @@
-"""What tokenize reads: a set made by generate, or a bare folder or file listed once; cut into the parts to make."""
+"""What tokenize reads: a set made by generate, or a bare folder or file listed once.
 
-from collections.abc import Iterator, Sequence
+Of a set just the files that its card names are read (never what was set aside, never a stray file), and the card is
+compared with what the store lists. Of a bare listing every file of JSON lines is.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
-
-import msgspec
 
 from draftmill.contracts.cards import CARD_FILE, PLAN_FILE, InputFile
 from draftmill.contracts.errors import InputError, StorageError
+from draftmill.settings.workers import usable_cores
 from draftmill.storage.fetch import SHA256
 from draftmill.storage.sets import open_set
 from draftmill.storage.store import Store, open_store, sha256_of
-
-PLAIN, GZIP, ZSTD = SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+from draftmill.tokenize.pieces import SUFFIXES, Piece, pieces_of
 
 
 @dataclass(frozen=True)
@@ -21,63 +25,68 @@ class Source:
 
     store: Store
     files: tuple[InputFile, ...]
+    """As the plan names them: by content where it is known, else by the store's etag."""
+    listed: dict[str, InputFile]
+    """As the store lists them, by key: the version that has to be read."""
     card: dict[str, Any]
 
-
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """The lines of one file that begin in bytes `start..stop` (half-open). A compressed file is one piece."""
-
-    file: InputFile
-    start: int
-    stop: int
-
     @property
-    def name(self) -> str:
-        """The key, with its byte range where the piece is not the whole file."""
-        is_whole = (self.start, self.stop) == (0, self.file.size)
-        return self.file.key if is_whole else f"{self.file.key}[{self.start}:{self.stop}]"
+    def is_checked(self) -> bool:
+        """Whether the content of each file is known from a card, and has to be compared with it."""
+        return bool(self.card)
+
+    def pieces(self, part_bytes: int) -> list[Piece]:
+        """The files in order, large plain ones in pieces of about a part."""
+        return [piece for file in self.files for piece in self._pieces(file, part_bytes)]
+
+    def _pieces(self, file: InputFile, part_bytes: int) -> Sequence[Piece]:
+        if self.is_checked and self.store.folder is None:  # a hash is of the whole object
+            return (Piece(file=file, start=0, stop=file.size),) if file.size else ()
+        return tuple(pieces_of(file, part_bytes, partial(self.store.span, file.key)))
 
 
 def open_source(url: str) -> Source:
-    """The input's files; InputError where there are none, StorageError where a set is unfinished."""
+    """The input's files; InputError where there are none, StorageError where a set is unfinished or incomplete."""
     if url.endswith(SUFFIXES):
         folder, _, name = url.rpartition("/")
-        store = open_store(folder or ".")
-        return _listed(store, name, url)
+        store = open_store(folder or ("/" if url.startswith("/") else "."))
+        listed = store.stat(name)
+        return _bare(store, [listed] if listed else [], url)
     store = open_store(url)
     if store.find(PLAN_FILE) is not None:
-        made = open_set(url, "generate")
-        return Source(made.store, made.inputs, {"plan": made.plan.hash, **made.card.content})
+        return _made(url)
     if store.find(CARD_FILE) is not None:
         raise StorageError(f"{url} holds a {CARD_FILE} but no {PLAN_FILE}: part of a set is missing")
-    return _listed(store, None, url)
+    return _bare(store, [file for file in store.files() if file.key.endswith(SUFFIXES)], url)
 
 
-def _listed(store: Store, name: str | None, url: str) -> Source:
-    """The one file `name`, or every file of JSON lines.
+def _made(url: str) -> Source:
+    """A set made by generate: what its card names, each file there and of the size it names."""
+    made = open_set(url, "generate")
+    listed = {file.key: file for file in made.store.files()}
+    wrong = [file for file in made.inputs if file.key not in listed or listed[file.key].size != file.size]
+    if wrong:
+        sizes = [(file.key, listed[file.key].size if file.key in listed else 0, file.size) for file in wrong[:3]]
+        raise StorageError(
+            f"{url} is not what its card says: {len(wrong):,} of {len(made.inputs):,} files are missing or cut: "
+            + ", ".join(f"{key} ({there:,} of {size:,} bytes)" for key, there, size in sizes)
+            + "; run its draftmill generate again"
+        )
+    return Source(made.store, made.inputs, listed, {"plan": made.plan.hash, **made.card.content})
 
-    Local files are identified by content, so that a copied folder is the same input; objects by their etag.
-    """
-    files = [f for f in store.files() if f.key == name or (name is None and f.key.endswith(SUFFIXES))]
-    if not files:
+
+def _bare(store: Store, listed: Sequence[InputFile], url: str) -> Source:
+    """Files without a card. Local ones are identified by content, so that a copied folder is the same input."""
+    if not listed:
         raise InputError(f"{url}: no {', '.join(SUFFIXES)} file there; name a folder or file of JSON lines")
-    if (folder := store.folder) is not None:
-        files = [InputFile(key=f.key, size=f.size, identity=SHA256 + sha256_of(folder / f.key)) for f in files]
-    return Source(store, tuple(files), {})
+    with ThreadPoolExecutor(usable_cores()) as readers:
+        files = tuple(listed) if store.folder is None else tuple(readers.map(partial(_hashed, store), listed))
+    return Source(store, files, {file.key: file for file in listed}, {})
 
 
-def cut_parts(files: Sequence[InputFile], part_bytes: int) -> list[tuple[Piece, ...]]:
-    """The pieces of each part, in order: small files together, a large plain file in several, about `part_bytes`."""
-    parts: list[list[Piece]] = [[]]
-    for piece in (piece for file in files for piece in _pieces(file, part_bytes)):
-        filled = sum(p.stop - p.start for p in parts[-1])
-        if parts[-1] and filled + piece.stop - piece.start > part_bytes:
-            parts.append([])
-        parts[-1].append(piece)
-    return [tuple(part) for part in parts if part]
-
-
-def _pieces(file: InputFile, part_bytes: int) -> Iterator[Piece]:
-    step = part_bytes if file.key.endswith(PLAIN) else max(file.size, 1)
-    for start in range(0, file.size, step):
-        yield Piece(file=file, start=start, stop=min(start + step, file.size))
+def _hashed(store: Store, file: InputFile) -> InputFile:
+    assert store.folder is not None
+    identity = SHA256 + sha256_of(store.folder / file.key)
+    if store.stat(file.key) != file:
+        raise StorageError(f"{store.url}/{file.key} is being written to; wait until it is whole")
+    return InputFile(key=file.key, size=file.size, identity=identity)

@@ -1,0 +1,103 @@
+"""The process that workers are forked from. It loads the tokenizer once, and has neither a thread nor a client.
+
+Every worker, a late one that replaces another too, starts as a copy of it: in a millisecond, with the tokenizer's
+memory shared, and without the locks and sockets that a copy of the run itself would inherit half-used.
+"""
+
+import gc
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from draftmill.contracts.errors import DraftmillError
+from draftmill.tokenize.messages import Ended, Failed, Forked, Ready, receive, send
+from draftmill.tokenize.rows import RowMaker
+from draftmill.tokenize.worker import work
+
+FORK = b"F"
+
+
+def main(control: socket.socket) -> None:
+    """Loads what the run says, then forks a worker for every socket that it is handed, until the run hangs up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal; the run alone answers
+    given = receive(control)
+    if given is None:
+        return
+    spec, limit_bytes = pickle.loads(given)
+    try:
+        rows = RowMaker(spec)
+    except DraftmillError as error:
+        send(control, Failed(type(error).__name__, str(error)))
+        return
+    gc.collect()
+    gc.freeze()  # a collection in a worker would write to every page that it shares
+    send(control, Ready(num_threads()))
+    for channel in _requests(control):
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _be_worker(channel, rows, limit_bytes)
+        channel.close()
+        send(control, Forked(pid))
+
+
+def num_threads() -> int:
+    """Threads of this process."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def _requests(control: socket.socket) -> Iterator[socket.socket]:
+    """The sockets of workers to be; tells the run of workers that have ended meanwhile."""
+    wake, woken = socket.socketpair()
+    for end in (wake, woken):
+        end.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    while True:
+        ready, _, _ = select.select([control, woken], [], [])
+        if woken in ready:
+            woken.recv(1024)
+        _tell_of_the_dead(control)
+        if control in ready:
+            asked, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+            if not asked:
+                return
+            yield socket.socket(fileno=descriptors[0])
+
+
+def _tell_of_the_dead(control: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        send(control, Ended(pid, os.waitstatus_to_exitcode(status)))
+
+
+def _be_worker(channel: socket.socket, rows: RowMaker, limit_bytes: int) -> NoReturn:
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        work(channel, rows, limit_bytes)
+        os._exit(0)
+    except (BrokenPipeError, ConnectionResetError):  # the run was killed
+        os._exit(0)
+    finally:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError, ConnectionResetError):  # the run was killed
+        main(socket.socket(fileno=int(sys.argv[1])))
