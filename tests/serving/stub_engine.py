@@ -8,7 +8,8 @@ In a test, in its process:
     stub.asked, stub.hits                    # bodies as received; requests by the text of the last user message
 
 As a process of its own (`python tests/serving/stub_engine.py --help`): it prints `stub engine at URL` once it answers,
-and ends when its stdin does. `started_stub(...)` starts one. It answers about 2,000 requests/s of 2,000 tokens a core.
+and ends when its stdin does. `started_stub(...)` starts one. An answer of 2,000 tokens costs it 0.5 ms of CPU, with a
+small tokenizer 0.8, with Qwen's tokenizer and template 1.5.
 
 Answers: "Answer 1a2b3c4d." (a digest of the prompt) and a text, about `answer_tokens` tokens in all; where the prompt
 ends in `<think>`, reasoning comes first. With a tokenizer folder, prompts are rendered by its template and all ids are
