@@ -1,5 +1,5 @@
-"""The serving protocol (completions with token ids, as vLLM speaks it), its client, and engines we start. No torch.
+"""Engines, served by others or started by us, and what is said to them. No torch.
 
-in    token ids of rendered prompts
-out   the target's own tokens and why each answer ended
+in    chat turns for many served engines (fleet.py), or token ids of rendered prompts for our own (client.py)
+out   the target's own answers, with its token ids where the engine gives them, and why each ended
 """
