@@ -90,6 +90,8 @@ def test_one_big_batch_equals_unequal_micro_batches(target: Target, loss: str) -
     cut_sums = run_steps(cut, chosen, [parts], target)
     assert cut_sums[0].loss == pytest.approx(sums[0].loss, rel=1e-6)
     assert (cut_sums[0].blocks, cut_sums[0].slots) == (sums[0].blocks, sums[0].slots) == (30, sums[0].slots)
+    assert (cut_sums[0].correct_J, cut_sums[0].supervised_J) == (sums[0].correct_J, sums[0].supervised_J)
+    assert sum(sums[0].supervised_J) == sums[0].slots and sums[0].supervised_J[0] == 30
     for mean, *both in zip(means, whole.drafter.parameters(), cut.drafter.parameters(), strict=True):
         for run, parameter in zip((whole, cut), both, strict=True):
             seen = run.optimizer.state[parameter]["exp_avg"] / (1 - chosen.beta1)

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from draftmill.contracts.errors import RecipeError  # noqa: E402
 from draftmill.extract.target import Target, freeze, load_target  # noqa: E402
+from draftmill.model.checkpoint import save_drafter  # noqa: E402
 from draftmill.model.drafter import Drafter  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.train.start import copy_layers, drafter_shape, initial_drafter, source_layers  # noqa: E402
@@ -90,3 +91,14 @@ def test_copied_layers_are_the_targets_last_ones_over_its_last_tap(target: Targe
 def test_layers_of_another_shape_are_not_copied(target: Target) -> None:
     with pytest.raises(RecipeError, match=r"q_proj.weight is \[64, 64\], the drafter's \[128, 64\]"):
         initial_drafter(target, settings(init="target", num_heads=8), 270)
+
+
+def test_a_run_can_go_on_from_a_published_drafter_of_its_shape_only(target: Target, tmp_path: Path) -> None:
+    published = initial_drafter(target, settings(seed=3), 270)
+    save_drafter(tmp_path, published, torch.bfloat16)
+    start = initial_drafter(target, settings(init=str(tmp_path), seed=9), 270)
+    assert all(p.dtype == torch.float32 and p.requires_grad for p in start.parameters())
+    pairs = zip(start.parameters(), published.parameters(), strict=True)
+    assert all(torch.equal(mine, theirs.bfloat16().float()) for mine, theirs in pairs)
+    with pytest.raises(RecipeError, match=r"block_size 8 instead of 4; mask_id 270 instead of 271"):
+        initial_drafter(target, settings(init=str(tmp_path), block_size=4), 271)

@@ -12,7 +12,7 @@ import msgspec
 from draftmill.chat.chat import Chat, open_chat
 from draftmill.contracts.cards import Card, make_card
 from draftmill.evaluate.figures import figures, readable, timings
-from draftmill.evaluate.gate import check_tau
+from draftmill.evaluate.gate import check_tau, warn_of_leak
 from draftmill.evaluate.parts import Work, make_plan, read_back
 from draftmill.evaluate.preview import preview
 from draftmill.evaluate.requests import read_material
@@ -58,6 +58,7 @@ def run(settings: EvaluateSettings) -> dict[str, Any]:
         _measure(writer, work, sources, chat, settings)
         card = _finish(writer, facts, settings, watch)
     check_tau(card.content, settings.min_tau)
+    warn_of_leak(card.content)
     sys.stderr.write(readable(card.content, card.run["timings"]))
     return msgspec.to_builtins(card)
 

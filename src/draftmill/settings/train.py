@@ -42,8 +42,9 @@ class TrainSettings(RoomSettings):
     """The first so many drafter layers see a window only, and are causal inside the block."""
     sliding_window: int | None = Field(None, ge=1)
     """Tokens a sliding layer looks back, itself included; needed with num_sliding_layers."""
-    init: Literal["random", "target"] = "random"
-    """Where drafter layers start: at random, or at copies of target layers (shapes must agree)."""
+    init: str = "random"
+    """Where the drafter starts: random; target: layers copied from the target (shapes must agree); or a drafter to go
+    on from: a folder in the z-lab layout, or a run's, of this very shape."""
 
     num_anchors: int = Field(512, ge=1)
     """Blocks per max_tokens of text; a shorter sample gets its share, rounded up."""

@@ -10,14 +10,15 @@ import msgspec
 
 from draftmill.contracts.cards import Card, Plan, make_card
 from draftmill.settings.train import TrainSettings
-from draftmill.storage.checkpoints import MARKER_FILE, find_marker, step_folder, steps_on
+from draftmill.storage.checkpoints import MARKER_FILE, WEIGHTS_FILE, find_checkpoint, find_marker, step_folder, steps_on
 from draftmill.storage.models import fingerprint
 from draftmill.storage.provenance import Stopwatch, provenance
 from draftmill.storage.sets import SetReader
-from draftmill.storage.store import is_there, open_store
+from draftmill.storage.store import is_there, open_store, sha256_of
 from draftmill.train.data import TrainingData
 from draftmill.train.keep import Checkpoints
 from draftmill.train.metrics import MetricsLog
+from draftmill.train.start import RANDOM, TARGET
 from draftmill.train.state import RunState
 
 RECIPE_FILE = "recipe.json"
@@ -36,8 +37,16 @@ def plan_of(settings: TrainSettings, reader: SetReader, target: Path) -> Plan:
         **settings.model_dump(mode="json", exclude=_NOT_IN_PLAN),
         "target": fingerprint(target),
         "is_caching_features": settings.feature_cache_bytes > 0,
+        "init": _start_of(settings),
     }
     return Plan(room="train", recipe=recipe, inputs=reader.inputs, parts=())
+
+
+def _start_of(settings: TrainSettings) -> str:
+    """What identifies the first weights: the word, or the hash of the drafter gone on from, wherever it lies."""
+    if settings.init in (RANDOM, TARGET):
+        return settings.init
+    return sha256_of(find_checkpoint(settings.init) / WEIGHTS_FILE)
 
 
 def preview(settings: TrainSettings, plan: Plan, data: TrainingData) -> dict[str, Any]:

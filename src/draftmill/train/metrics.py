@@ -31,6 +31,9 @@ class StepSums:
     slots: int = 0
     emitted: int = 0
     first_correct: int = 0
+    correct_J: list[int] = field(default_factory=list)
+    """For every drafted slot of a block, how often its most likely token was the label, and how often there was one."""
+    supervised_J: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     @contextmanager
@@ -51,6 +54,8 @@ class StepSums:
         self.slots += int(batch.supervised_NJ.sum())
         self.emitted += num_blocks + int(leading_NJ.sum())
         self.first_correct += int(leading_NJ[:, 0].sum())
+        self.correct_J = _added(self.correct_J, loss.correct_NJ.sum(dim=0).tolist())
+        self.supervised_J = _added(self.supervised_J, batch.supervised_NJ.sum(dim=0).tolist())
 
     @property
     def loss(self) -> float:
@@ -72,11 +77,19 @@ class StepSums:
             "grad_norm": grad_norm,
             "acceptance": self.emitted / max(self.blocks, 1),
             "slot1_accuracy": self.first_correct / max(self.blocks, 1),
+            "slot_accuracy": [
+                round(right / count, 4) if count else None
+                for right, count in zip(self.correct_J, self.supervised_J, strict=True)
+            ],
             "tokens": self.tokens,
             "slots": self.slots,
             "tokens_per_s": round(self.tokens / max(total, 1e-9), 1),
             **{f"{phase}_frac": round(self.seconds[phase] / max(total, 1e-9), 3) for phase in PHASES},
         }
+
+
+def _added(sums: list[int], more: list[int]) -> list[int]:
+    return [a + b for a, b in zip(sums or [0] * len(more), more, strict=True)]
 
 
 class MetricsLog:

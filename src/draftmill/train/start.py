@@ -1,14 +1,19 @@
 """What a run starts from: the drafter's shape, out of the target and the settings, and its first weights."""
 
+from dataclasses import asdict
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
 from draftmill.contracts.errors import RecipeError
 from draftmill.contracts.taps import check_tap_ids, default_tap_ids
 from draftmill.extract.target import Target
+from draftmill.model.checkpoint import load_drafter
 from draftmill.model.drafter import Drafter
 from draftmill.model.shape import FULL, SLIDING, DrafterShape
 from draftmill.settings.train import TrainSettings
+from draftmill.storage.checkpoints import find_checkpoint
 
 # Engines' attention kernels for drafters end here; a target beyond it (Qwen3.6: 256) must not be copied.
 MAX_COPIED_HEAD_DIM = 128
@@ -28,6 +33,9 @@ _COPIED = (
     "mlp.up_proj.weight",
     "mlp.down_proj.weight",
 )
+RANDOM, TARGET = "random", "target"
+# What a published config may say otherwise without its weights meaning something else.
+_FREE = {"max_positions"}
 _COPIED_IF_THERE = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
@@ -87,11 +95,28 @@ def _intermediate_size(target: Target) -> int:
 
 def initial_drafter(target: Target, settings: TrainSettings, mask_id: int) -> Drafter:
     """A drafter before its first step, float32, where the target is, the same for the same seed."""
-    drafter = Drafter(drafter_shape(target, settings, mask_id))
+    shape = drafter_shape(target, settings, mask_id)
+    if settings.init not in (RANDOM, TARGET):
+        return continued(shape, find_checkpoint(settings.init)).to(target.device)
+    drafter = Drafter(shape)
     randomize(drafter, settings.seed)
-    if settings.init == "target":
+    if settings.init == TARGET:
         copy_layers(drafter, target)
     return drafter.to(target.device)
+
+
+def continued(shape: DrafterShape, folder: Path) -> Drafter:
+    """The drafter in `folder`, to be trained further; RecipeError naming what differs from the shape asked for."""
+    drafter = load_drafter(folder).float().train().requires_grad_(True)
+    found, wanted = asdict(drafter.shape), asdict(shape)
+    differing = [f"{k} {found[k]} instead of {wanted[k]}" for k in wanted if found[k] != wanted[k] and k not in _FREE]
+    if differing:
+        raise RecipeError(
+            f"init = {folder}: the drafter there is of another shape: {'; '.join(differing)}; set these in the recipe, "
+            "or start at random"
+        )
+    drafter.shape = shape
+    return drafter
 
 
 def randomize(drafter: Drafter, seed: int) -> None:
