@@ -14,23 +14,21 @@ from draftmill.settings.estimate import EstimateSettings
 from draftmill.storage.sets import open_set_writer
 
 QWEN3_6_27B = {
-    "text_config": {
-        "hidden_size": 5120,
-        "intermediate_size": 17408,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "attn_output_gate": True,
-        "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 16,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 48,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_conv_kernel_dim": 4,
-        "vocab_size": 248320,
-        "tie_word_embeddings": False,
-    }
+    "hidden_size": 5120,
+    "intermediate_size": 17408,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "attn_output_gate": True,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 16,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 48,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "vocab_size": 248320,
+    "tie_word_embeddings": False,
 }
 DRAFTER = DrafterSize(
     hidden_size=5120,
@@ -126,7 +124,7 @@ def test_the_command_takes_the_amount_of_text_from_a_card(tmp_path):
         name="part-00000", file="part-00000.arrow", rows_in=4, rows=4, tokens=400, bytes=1, sha256="", plan=plan.hash
     )
     writer.finish(make_card("tokenize", plan, (record,), {"samples": 5}, {}))
-    folder = target_folder(tmp_path, QWEN3_6_27B)
+    folder = target_folder(tmp_path, {"text_config": QWEN3_6_27B})
     got = run(EstimateSettings(target=folder, input=str(tmp_path / "samples")))
     assert (got["num_tokens"], got["mean_length"]) == (400, 80)
 

@@ -114,3 +114,6 @@ def test_the_vocabulary_is_read_without_loading_the_target(tmp_path: Path) -> No
     assert found.num_rows == VOCAB_SIZE
     assert {7, 9, IM_END_ID} <= found.reserved
     assert max(found.tokenizer_ids) == 260
+    (folder / "config.json").write_text('{"text_config": {"eos_token_id": 7}}')
+    with pytest.raises(InputError, match=r"config\.json says no vocab_size"):
+        vocabulary_of(folder, open_chat(folder))

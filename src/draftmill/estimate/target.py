@@ -5,12 +5,12 @@ uses; layers of linear attention (Gated DeltaNet, as in Qwen3.5 and Qwen3.6) cou
 recurrence by `STATE_FLOP_PER_CELL`. Whatever is approximate is said in `TargetSize.notes`.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftmill.contracts.errors import InputError
+from draftmill.storage.models import CONFIG_FILE, text_config
 
 # Decay, read for the delta rule, write and read for the output: about four multiply-adds per cell of the state.
 STATE_FLOP_PER_CELL = 8
@@ -65,20 +65,14 @@ class TargetSize:
 
 def read_target_size(folder: Path) -> TargetSize:
     """The size of the target whose config.json lies in `folder`; InputError naming the key it lacks."""
-    path = folder / "config.json"
-    if not path.is_file():
-        raise InputError(f"{folder} holds no config.json: it is not a model folder")
     try:
-        return target_size(json.loads(path.read_bytes()))
-    except ValueError as error:
-        raise InputError(f"{path}: {error}") from error
+        return target_size(text_config(folder))
     except KeyError as error:
-        raise InputError(f"{path} has no {error}: its cost cannot be derived") from error
+        raise InputError(f"{folder / CONFIG_FILE} has no {error}: its cost cannot be derived") from error
 
 
-def target_size(config: dict[str, Any]) -> TargetSize:
-    """The size a config describes; KeyError for a key it lacks."""
-    text = {**config, **config.get("text_config", {})}
+def target_size(text: dict[str, Any]) -> TargetSize:
+    """The size that the configuration of a text model describes; KeyError for a key it lacks."""
     heads, hidden = text["num_attention_heads"], text["hidden_size"]
     head_dim = text.get("head_dim") or hidden // heads
     kv_heads = text.get("num_key_value_heads") or heads

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -21,7 +20,7 @@ from draftmill.storage.checkpoints import (
     find_checkpoint,
     find_marker,
 )
-from draftmill.storage.models import locate
+from draftmill.storage.models import locate, read_config, text_config
 from draftmill.storage.store import open_store, sha256_of
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -57,36 +56,25 @@ def find_sources(target: str, checkpoint: str, with_untrained: bool) -> Sources:
     """The folders of target, drafter and untrained drafter; checkpoints are checked against their markers."""
     folder = locate(target)
     drafter = find_checkpoint(checkpoint)
-    config_file = drafter / CONFIG_FILE
     marker = drafter / MARKER_FILE
     return Sources(
         target=folder,
         drafter=drafter,
         untrained=_untrained(checkpoint) if with_untrained else None,
-        shape=DrafterShape.from_config(_read(config_file), str(config_file)),
+        shape=DrafterShape.from_config(read_config(drafter), str(drafter / CONFIG_FILE)),
         step=msgspec.json.decode(marker.read_bytes(), type=Marker).step if marker.is_file() else None,
-        max_positions=_max_positions(folder / CONFIG_FILE),
+        max_positions=_max_positions(folder),
     )
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise InputError(f"{path.parent} holds no {path.name}: it is not a model folder")
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise InputError(f"{path} is not a JSON object: {error}") from error
 
 
 def _untrained(checkpoint: str) -> Path | None:
     return find_checkpoint(checkpoint, 0) if find_marker(open_store(checkpoint), 0) is not None else None
 
 
-def _max_positions(path: Path) -> int:
-    config = _read(path)
-    found = {**config, **config.get("text_config", {})}.get("max_position_embeddings")
-    if found is None:
-        raise InputError(f"{path} names no max_position_embeddings: the target's window is unknown")
+def _max_positions(folder: Path) -> int:
+    found = text_config(folder).get("max_position_embeddings")
+    if not isinstance(found, int):
+        raise InputError(f"{folder / CONFIG_FILE} names no max_position_embeddings: the target's window is unknown")
     return found
 
 

@@ -17,7 +17,7 @@ from draftmill.generate.survey import Survey, find_inputs, survey
 from draftmill.serving.protocol import GREEDY
 from draftmill.settings.generate import GenerateSettings
 from draftmill.settings.workers import usable_memory_bytes
-from draftmill.storage.models import fingerprint, locate
+from draftmill.storage.models import CONFIG_FILE, fingerprint, locate, text_config
 from draftmill.storage.row_files import RowFile
 from draftmill.storage.sets import missing_parts
 
@@ -83,31 +83,20 @@ def _licences(settings: GenerateSettings, names: list[str]) -> dict[str, str]:
 
 
 def _window(settings: GenerateSettings, folder: Path) -> int | None:
-    """Tokens of the target's window, by its config.json (a wrapper keeps it in text_config); a server may know more."""
-    if settings.endpoint and not (folder / "config.json").is_file():
+    """Tokens of the target's window, by its config.json; a server may know more."""
+    if settings.endpoint and not (folder / CONFIG_FILE).is_file():
         return None
-    config = _config(folder)
-    found = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    found = text_config(folder).get("max_position_embeddings")
     if settings.endpoint:
         return found if isinstance(found, int) else None
     if not isinstance(found, int):
-        raise InputError(f"{folder / 'config.json'} says no max_position_embeddings: the target's window is unknown")
+        raise InputError(f"{folder / CONFIG_FILE} says no max_position_embeddings: the target's window is unknown")
     if settings.max_new_tokens >= found:
         raise RecipeError(
             f"max_new_tokens {settings.max_new_tokens:,} leaves no room for a prompt in the target's window of "
             f"{found:,} tokens: lower --max-new-tokens"
         )
     return found
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    if not file.is_file():
-        raise InputError(f"{folder} holds no config.json: it is not a Hugging Face model folder")
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} is not a JSON object: {error}; save the target again, or fetch it again") from error
 
 
 def _recipe(settings: GenerateSettings, folder: Path, chat: Chat, evaluation: tuple[RowFile, ...]) -> dict[str, Any]:
@@ -133,7 +122,7 @@ def _recipe(settings: GenerateSettings, folder: Path, chat: Chat, evaluation: tu
 def num_engines(settings: GenerateSettings, blueprint: Blueprint, num_rows: int) -> int:
     """Engines for `num_rows` rows: no more than there are workers, batches, or room in memory; at least 1."""
     files = list(blueprint.folder.glob("*.safetensors"))
-    stored = _BYTES_PER_WEIGHT.get(str(_config(blueprint.folder).get("dtype")), 2)
+    stored = _BYTES_PER_WEIGHT.get(str(text_config(blueprint.folder).get("dtype")), 2)
     weights_bytes = sum(file.stat().st_size for file in files) * 4 // stored
     fitting = usable_memory_bytes() // (weights_bytes + ENGINE_BYTES)
     return max(1, min(settings.workers, fitting, -(-num_rows // settings.batch_rows)))

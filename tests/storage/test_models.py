@@ -1,0 +1,38 @@
+"""What a target's config.json says is read in one way, and a file that says nothing is named, not traced."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from draftmill.contracts.errors import InputError
+from draftmill.storage.models import read_config, text_config
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"hidden_size": 8}, {"hidden_size": 8}),
+        ({"hidden_size": 8, "text_config": None}, {"hidden_size": 8, "text_config": None}),
+        (
+            {"dtype": "bfloat16", "vocab_size": 1, "text_config": {"vocab_size": 2}},
+            {"dtype": "bfloat16", "vocab_size": 2},
+        ),
+    ],
+)
+def test_the_text_models_values_stand_before_the_wrappers(tmp_path: Path, config: dict, text: dict) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_config(tmp_path) == config
+    assert text_config(tmp_path).items() >= text.items()
+
+
+def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"{tmp_path} holds no config.json"):
+        text_config(tmp_path)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b'{"a": "\xff"}'])
+def test_a_config_that_is_no_object_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(data)
+    with pytest.raises(InputError, match=r"config\.json is not a JSON object"):
+        text_config(tmp_path)
