@@ -81,7 +81,7 @@ def test_a_mask_that_is_reserved_or_outside_the_table_is_refused(tmp_path: Path,
 
 
 def test_a_mask_that_occurs_in_much_of_the_data_is_refused_with_the_figures(tmp_path: Path) -> None:
-    with pytest.raises(DataGateError, match=r"2 of 2 .* 2 holds the mask token|none of 2 .* 2 holds the mask token"):
+    with pytest.raises(DataGateError, match=r"none of 2 .*: holds the mask token: 2"):
         gated(tmp_path / "all", [GOOD, GOOD], mask_id=3)
     other: GivenSample = ("other", [6, 7, 8], [True] * 3)
     with pytest.raises(DataGateError, match=r"1 of 2 .*max_dropped_frac 0.1.*another mask_id"):
@@ -89,7 +89,7 @@ def test_a_mask_that_occurs_in_much_of_the_data_is_refused_with_the_figures(tmp_
 
 
 def test_a_set_without_any_anchor_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataGateError, match=r"none of 2 samples .* 2 no anchor position"):
+    with pytest.raises(DataGateError, match=r"none of 2 samples .* no anchor position: 2"):
         gated(tmp_path, [("a", [2, 3], [False, True]), ("b", [2, 3, 4], [True, False, True])])
 
 

@@ -6,6 +6,7 @@ A room publishes `plan.json` first, then for each part its data file and after i
 
 import hashlib
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -54,6 +55,16 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str | None
     reason: str
     detail: str = ""
+
+
+def count_reasons(rows: Iterable[Dropped]) -> Counter[str]:
+    """Rows left out, by reason."""
+    return Counter(row.reason for row in rows)
+
+
+def told_reasons(counts: Counter[str]) -> str:
+    """Counts by reason for people, the commonest first: `broken JSON: 1,024, no messages: 3`."""
+    return ", ".join(f"{reason}: {count:,}" for reason, count in counts.most_common())
 
 
 class AsideFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,7 +146,7 @@ def make_card(
         "rows": sum(r.rows for r in records),
         "tokens": sum(r.tokens for r in records),
         "bytes": sum(r.bytes for r in records),
-        "dropped": dict(sorted(Counter(d.reason for r in records for d in r.dropped).items())),
+        "dropped": count_reasons(d for r in records for d in r.dropped),
         "dropped_rows": [d for r in records for d in r.dropped],
         **content,
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftmill.chat.chat import Chat
-from draftmill.contracts.cards import Dropped, InputFile
+from draftmill.contracts.cards import Dropped, InputFile, count_reasons, told_reasons
 from draftmill.contracts.errors import InputError
 from draftmill.contracts.rows import Message, Row, RowError, iter_lines, read_row
 from draftmill.storage.row_files import numbered_lines
@@ -54,7 +54,8 @@ def read_material(urls: Sequence[str], chat: Chat) -> Material:
                 except RowError as error:
                     left_out.append(Dropped(file=file.key, line=number, id=error.row_id, reason=error.reason))
     if not requests:
-        raise InputError(f"{', '.join(urls)}: nothing to evaluate in {len(files)} files ({_reasons(left_out)})")
+        told = told_reasons(count_reasons(left_out)) or "they hold no row"
+        raise InputError(f"{', '.join(urls)}: nothing to evaluate in {len(files)} files ({told})")
     return Material(tuple(files), _distinct(requests), tuple(left_out))
 
 
@@ -103,11 +104,6 @@ def _distinct(requests: Iterable[Request]) -> tuple[Request, ...]:
         if by_id.setdefault(request.id, request) != request:
             raise InputError(f"two different rows have the id {request.id!r}: give every row an id of its own")
     return tuple(by_id.values())
-
-
-def _reasons(left_out: Sequence[Dropped]) -> str:
-    counts = {drop.reason: sum(d.reason == drop.reason for d in left_out) for drop in left_out}
-    return ", ".join(f"{count} of {reason!r}" for reason, count in counts.items()) or "they hold no row"
 
 
 def choose(requests: Sequence[Request], apart: Sequence[str], count: int, seed: int) -> list[Request]:

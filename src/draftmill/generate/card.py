@@ -1,13 +1,10 @@
 """What the card of a completions set says beside its parts: where every row went, and what the answers are like."""
 
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
-from draftmill.contracts.cards import Card, PartRecord
+from draftmill.contracts.cards import Card, PartRecord, count_reasons, told_reasons
 from draftmill.generate.figures import AnswerFigures
 from draftmill.generate.gate import aside_of
 from draftmill.generate.plan import Blueprint
@@ -16,13 +13,13 @@ from draftmill.generate.plan import Blueprint
 def content_of(blueprint: Blueprint, records: Sequence[PartRecord]) -> dict[str, Any]:
     """The room's own figures; `rows_in` = `rows` + `set_aside` + `dropped` + `failed`, each listed by reason."""
     figures = AnswerFigures.total(AnswerFigures.read(record.stats) for record in records)
-    aside = aside_of(records)
+    failed = [drop for record in records for drop in record.failed]
     manner = blueprint.manner
     return {
         **figures.as_content(),
-        "set_aside": dict(sorted(aside.items())),
-        "failed": dict(sorted(Counter(drop.reason for record in records for drop in record.failed).items())),
-        "failed_rows": msgspec.to_builtins([drop for record in records for drop in record.failed]),
+        "set_aside": aside_of(records),
+        "failed": count_reasons(failed),
+        "failed_rows": failed,
         "prompt_sets": [
             {
                 "name": file.file.key,
@@ -48,14 +45,12 @@ def licences_on(card: Card) -> dict[str, str]:
 
 def tell(records: Sequence[PartRecord]) -> None:
     """Shows people where every row went."""
-    aside = aside_of(records)
     kinds = {
-        "set aside": aside,
-        "dropped": Counter(drop.reason for record in records for drop in record.dropped),
-        "failed": Counter(drop.reason for record in records for drop in record.failed),
+        "set aside": aside_of(records),
+        "dropped": count_reasons(drop for record in records for drop in record.dropped),
+        "failed": count_reasons(drop for record in records for drop in record.failed),
     }
     lines = [f"{sum(record.rows_in for record in records):>12,} rows in", f"{sum(r.rows for r in records):>12,} ok"]
     for kind, reasons in kinds.items():
-        told = ", ".join(f"{reason}: {n:,}" for reason, n in reasons.most_common())
-        lines.append(f"{reasons.total():>12,} {kind}{f' ({told})' if told else ''}")
+        lines.append(f"{reasons.total():>12,} {kind}{f' ({told_reasons(reasons)})' if reasons else ''}")
     sys.stderr.write("\n".join(lines) + "\n")

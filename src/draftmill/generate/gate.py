@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from draftmill.contracts.cards import PartRecord
+from draftmill.contracts.cards import PartRecord, count_reasons, told_reasons
 from draftmill.contracts.errors import DataGateError
 from draftmill.generate.answers import CUT, EMPTY, LOCKED, OPEN_THINKING
 from draftmill.generate.exclusion import EXCLUDED
@@ -24,10 +24,10 @@ def judge_whole(records: Sequence[PartRecord], limits: GenerateGate) -> None:
     """As `judge`, of the whole set, which must have rows besides, and few that failed."""
     rows = sum(record.rows for record in records)
     if rows < limits.min_rows:
-        lost = ", ".join(f"{reason}: {n:,}" for reason, n in losses(records).most_common())
-        found = [f"{rows:,} rows have an answer ({lost}); at least {limits.min_rows:,} must: --min-rows"]
+        lost = losses(records)
+        found = [f"{rows:,} rows have an answer ({told_reasons(lost)}); at least {limits.min_rows:,} must: --min-rows"]
         _refuse("the set", found)
-    failed = Counter(drop.reason for record in records for drop in record.failed)
+    failed = count_reasons(drop for record in records for drop in record.failed)
     share = (failed, "failed: run the same command again, which asks for exactly them,", limits.max_failed_frac)
     _refuse("the set", _beyond(records, limits, [(*share, "max-failed-frac"), *_shares(records, limits)]))
 
@@ -37,7 +37,7 @@ _Share = tuple["Counter[str]", str, float, str]
 
 def _shares(records: Sequence[PartRecord], limits: GenerateGate) -> list[_Share]:
     """For each judged kind of loss: its rows by reason, what they are, the largest share, and its flag."""
-    dropped = Counter(drop.reason for record in records for drop in record.dropped)
+    dropped = count_reasons(drop for record in records for drop in record.dropped)
     aside = aside_of(records)
     return [
         (_without(dropped, (*_REPEATED, EXCLUDED)), "were dropped", limits.max_dropped_frac, "max-dropped-frac"),
@@ -59,7 +59,7 @@ def _beyond(records: Sequence[PartRecord], limits: GenerateGate, shares: Sequenc
     judged = max(rows_in, limits.min_judged)
     return [
         f"{reasons.total():,} of {rows_in:,} rows ({reasons.total() / rows_in:.1%}) {words} "
-        f"({', '.join(f'{reason}: {n:,}' for reason, n in reasons.most_common())}); at most {limit:.1%} of "
+        f"({told_reasons(reasons)}); at most {limit:.1%} of "
         f"{judged:,} may: --{flag}"
         for reasons, words, limit, flag in shares
         if reasons.total() > limit * judged
@@ -68,8 +68,7 @@ def _beyond(records: Sequence[PartRecord], limits: GenerateGate, shares: Sequenc
 
 def losses(records: Sequence[PartRecord]) -> Counter[str]:
     """Rows that are not in the set, by reason."""
-    lost = Counter(drop.reason for record in records for drop in (*record.dropped, *record.failed))
-    return lost + aside_of(records)
+    return count_reasons(drop for record in records for drop in (*record.dropped, *record.failed)) + aside_of(records)
 
 
 def aside_of(records: Sequence[PartRecord]) -> Counter[str]:

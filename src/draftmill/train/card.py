@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from draftmill.contracts.cards import Card, Plan, make_card
+from draftmill.contracts.cards import Card, Plan, count_reasons, make_card
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.checkpoints import MARKER_FILE, WEIGHTS_FILE, find_checkpoint, find_marker, step_folder, steps_on
 from draftmill.storage.models import fingerprint
@@ -89,13 +89,12 @@ def card_of(
 ) -> Card:
     """The card of a finished run; samples are its rows."""
     gated, shape = data.gated, state.drafter.shape
-    reasons = sorted({drop.reason for drop in gated.dropped})
     last = metrics.last(LAST_STEPS)
     content = {
         "rows_in": len(gated.kept) + len(gated.dropped),
         "rows": len(gated.kept),
         "tokens": gated.num_tokens,
-        "dropped": {reason: sum(drop.reason == reason for drop in gated.dropped) for reason in reasons},
+        "dropped": count_reasons(gated.dropped),
         "cut": gated.num_cut,
         "dropped_rows": msgspec.to_builtins(gated.dropped),
         "num_steps": state.position.step,

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from draftmill.chat.chat import Chat
-from draftmill.contracts.cards import Dropped
+from draftmill.contracts.cards import Dropped, count_reasons, told_reasons
 from draftmill.contracts.errors import DataGateError, InputError, RecipeError
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.models import CONFIG_FILE, text_config
@@ -155,8 +155,7 @@ def _reason(num_eligible: int, num_masks: int, is_cut: bool) -> str | None:
 
 def _refuse_if_poor(kept: list[KeptSample], dropped: list[Dropped], settings: TrainSettings) -> None:
     total = len(kept) + len(dropped)
-    counts = {reason: sum(d.reason == reason for d in dropped) for reason in sorted({d.reason for d in dropped})}
-    causes = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+    causes = told_reasons(count_reasons(dropped))
     if not kept:
         raise DataGateError(f"none of {total:,} samples of {settings.input} can be trained on: {causes}")
     if len(dropped) > settings.max_dropped_frac * total:
