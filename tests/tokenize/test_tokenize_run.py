@@ -160,7 +160,7 @@ def test_datasets_reads_the_set(tmp_path: Path, tokenizer: Path):
 def test_nothing_to_learn_from_at_all_is_an_error_and_no_card(tmp_path: Path, tokenizer: Path):
     silent = {"messages": [{"role": "user", "content": "hi"}]}
     source = write_rows(tmp_path / "a.jsonl", [silent, b"{"])
-    with pytest.raises(InputError, match="no assistant turn: 1 rows; broken JSON: 1 rows"):
+    with pytest.raises(InputError, match="no assistant turn: 1, broken JSON: 1"):
         run(completions.settings(tmp_path, source, tokenizer))
     assert not (tmp_path / "samples" / "card.json").exists()
 

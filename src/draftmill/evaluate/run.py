@@ -76,7 +76,5 @@ def _finish(writer: SetWriter, facts: dict[str, Any], settings: EvaluateSettings
     rows, spending = read_back(writer)
     content = {**facts, **figures(rows, settings.reported_apart, facts["block_size"])}
     check_tau(content, settings.min_tau)
-    records = writer.records()
-    parts = tuple(records[part.name] for part in writer.plan.parts)
     made = {**provenance(watch), "timings": timings(spending)}
-    return writer.finish(make_card("evaluate", writer.plan, parts, content, made))
+    return writer.finish(make_card("evaluate", writer.plan, writer.all_records(), content, made))

@@ -137,8 +137,7 @@ class Desk:
 
     def finish(self, watch: Stopwatch, engines: dict[str, Any]) -> Card:
         """Judges the whole, then publishes the card; what it no longer names is removed."""
-        made = self.writer.records()
-        records = tuple(made[part.name] for part in self.writer.plan.parts)
+        records = self.writer.all_records()
         tell(records)
         judge_whole(records, self.blueprint.settings)
         content = content_of(self.blueprint, records)

@@ -60,6 +60,11 @@ class SetWriter:
         ours = [record for record in records if record.plan == self.plan.hash]
         return {r.name: r for r in ours if all(_held(sizes, file, size) for file, size in r.files)}
 
+    def all_records(self) -> tuple[PartRecord, ...]:
+        """The record of every part, in the plan's order, once nothing is missing."""
+        found = self.records()
+        return tuple(found[part.name] for part in self.plan.parts)
+
     def missing(self) -> list[PlannedPart]:
         """Parts still to be made, in the plan's order."""
         done = self.records()

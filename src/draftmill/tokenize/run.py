@@ -1,13 +1,11 @@
 """The story of `draftmill tokenize`: plan, make what is missing, judge and publish each part, close with the card."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from draftmill.contracts.cards import Card, PartRecord, make_card
+from draftmill.contracts.cards import Card, count_reasons, make_card, told_reasons
 from draftmill.contracts.errors import InputError
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.provenance import Stopwatch, provenance
@@ -41,12 +39,12 @@ def run(settings: TokenizeSettings) -> dict[str, Any]:
 
 def _finish(writer: SetWriter, blueprint: Blueprint, settings: TokenizeSettings, watch: Stopwatch) -> Card:
     """Judges the whole, then publishes what datasets.load_from_disk wants and, last, the card."""
-    made = writer.records()
-    records = tuple(made[part.name] for part in writer.plan.parts)
+    records = writer.all_records()
     figures = total(map(figures_of, records))
     show(figures, "tokenize")
     if figures.samples == 0:
-        raise InputError(f"no row of {settings.input} gives a sample: {_reasons(records)}")
+        dropped = count_reasons(drop for record in records for drop in record.dropped)
+        raise InputError(f"no row of {settings.input} gives a sample ({told_reasons(dropped)})")
     judge(figures, settings, "the set")
     for name, data in datasets_files(records, writer.plan.hash).items():
         writer.publish_file(name, data)
@@ -54,7 +52,3 @@ def _finish(writer: SetWriter, blueprint: Blueprint, settings: TokenizeSettings,
     made_by = {**provenance(watch), "workers": settings.workers}
     return writer.finish(make_card("tokenize", writer.plan, records, content, made_by))
 
-
-def _reasons(records: Sequence[PartRecord]) -> str:
-    counts = Counter(drop.reason for record in records for drop in record.dropped)
-    return "; ".join(f"{reason}: {count:,} rows" for reason, count in counts.most_common())
