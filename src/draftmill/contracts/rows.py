@@ -8,7 +8,6 @@ and `thinking`.
 
 import hashlib
 import json
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -54,13 +53,6 @@ class AsideRow(Row, frozen=True, kw_only=True, omit_defaults=True):
     """A row kept out of the set, and why."""
 
     reason: str
-
-
-def iter_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines (from 1) of a JSON-lines file, cut at byte 0x0A alone; blank lines are passed over."""
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if line.strip():
-            yield number, line
 
 
 class _PlainMessage(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,18 +7,15 @@ answer it gave. Rows that cannot be used are listed with file, line, id and reas
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from draftmill.chat.chat import Chat
 from draftmill.contracts.cards import Dropped, InputFile, count_reasons, told_reasons
 from draftmill.contracts.errors import InputError
-from draftmill.contracts.rows import Message, Row, RowError, iter_lines, read_row
-from draftmill.storage.row_files import numbered_lines
+from draftmill.contracts.rows import Message, Row, RowError, read_row
+from draftmill.storage.row_files import ROW_SUFFIXES, find_row_file, numbered_lines
 from draftmill.storage.sets import open_set
-from draftmill.storage.store import sha256_of
 
 NO_FAMILY = "all"
-PROMPTS_SUFFIX = ".jsonl"
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ def read_material(urls: Sequence[str], chat: Chat) -> Material:
             files.append(file)
             for number, line in lines:
                 try:
-                    requests += _requests(read_row(line), chat, is_prompt=url.endswith(PROMPTS_SUFFIX))
+                    requests += _requests(read_row(line), chat, is_prompt=url.endswith(ROW_SUFFIXES))
                 except RowError as error:
                     left_out.append(Dropped(file=file.key, line=number, id=error.row_id, reason=error.reason))
     if not requests:
@@ -61,12 +58,9 @@ def read_material(urls: Sequence[str], chat: Chat) -> Material:
 
 def _files(url: str) -> Iterator[tuple[InputFile, Iterator[tuple[int, bytes]]]]:
     """Every file with its numbered lines."""
-    if url.endswith(PROMPTS_SUFFIX):
-        path = Path(url).expanduser()
-        if not path.is_file():
-            raise InputError(f"{url}: no such file of prompts")
-        data = path.read_bytes()
-        yield InputFile(key=path.name, size=len(data), identity=f"sha256:{sha256_of(data)}"), iter_lines(data)
+    if url.endswith(ROW_SUFFIXES):
+        prompts = find_row_file(url)
+        yield prompts.file, prompts.lines()
         return
     reader = open_set(url, "generate")
     for file in reader.inputs:

@@ -11,8 +11,8 @@ class EvaluateSettings(RoomSettings):
     checkpoint: str
     """The drafter: a training run (its newest checkpoint), one checkpoint's folder, or an exported folder."""
     input: tuple[str, ...] = Field(min_length=1)
-    """Held-out prompts: completions sets of this target, made greedily, or prompt files (.jsonl), which are only
-    decoded. May be given more than once."""
+    """Held-out prompts: completions sets of this target, made greedily, or prompt files (.jsonl, .jsonl.gz,
+    .jsonl.zst or .parquet), which are only decoded. May be given more than once."""
     target: str
     """The model drafted for: a local folder, a Hugging Face id, or package:NAME."""
     output: tuple[str, ...] = Field(min_length=1)

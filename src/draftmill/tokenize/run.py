@@ -51,4 +51,3 @@ def _finish(writer: SetWriter, blueprint: Blueprint, settings: TokenizeSettings,
     content = {**as_content(figures), **blueprint.origin}
     made_by = {**provenance(watch), "workers": settings.workers}
     return writer.finish(make_card("tokenize", writer.plan, records, content, made_by))
-
