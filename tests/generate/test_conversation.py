@@ -69,7 +69,6 @@ def said(talk: Conversation, content: str | None, reasoning: str | None = None, 
         "token_ids": [*(content or "").encode(errors="replace"), IM_END_ID],
         "prompt_tokens": len(talk.asked.prompt_ids),
         "completion_tokens": 5,
-        "model": "t",
     }
     return ChatAnswer(content=content, reasoning=reasoning, **{**given, **more})
 

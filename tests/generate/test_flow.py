@@ -70,7 +70,6 @@ class HandMadeFleet:
             token_ids=None,
             prompt_tokens=None,
             completion_tokens=2,
-            model="t",
         )
 
 

@@ -104,7 +104,7 @@ def test_token_ids_are_read_where_either_engine_puts_them() -> None:
     sglang = read_answer(answered({"content": "4"}, {"token_ids": [4, 5, 6], "prompt_token_ids": [1, 2]}, usage=usage))
     assert vllm == sglang
     assert (vllm.prompt_token_ids, vllm.token_ids) == ([1, 2], [4, 5, 6])
-    assert (vllm.prompt_tokens, vllm.completion_tokens, vllm.model) == (2, 3, "m")
+    assert (vllm.prompt_tokens, vllm.completion_tokens) == (2, 3)
     bare = read_answer(answered({"content": None}, {"finish_reason": "length"}))
     assert (bare.content, bare.token_ids, bare.prompt_token_ids, bare.prompt_tokens) == (None, None, None, None)
     assert bare.finish_reason == "length"

@@ -19,7 +19,7 @@ from tiny_tokenizer import write_tiny_tokenizer
 
 def probed(*stubs: StubEngine, below: str = "", **changes: Any) -> list[ProbeResult]:
     """The results of probing the stubs, whose URL may be changed to another path."""
-    usual = {"model": "stub", "thinking": None, "template_kwargs": {}, "sampling": GREEDY, "wants_token_ids": True}
+    usual = {"model": "stub", "thinking": None, "template_kwargs": {}, "sampling": GREEDY}
     wish = ProbeWish(**{**usual, **changes})
 
     async def story() -> list[ProbeResult]:
@@ -34,13 +34,13 @@ def probed(*stubs: StubEngine, below: str = "", **changes: Any) -> list[ProbeRes
     return asyncio.run(story())
 
 
-def test_a_probe_tells_engine_window_and_token_ids() -> None:
+def test_a_probe_tells_window_and_token_ids() -> None:
     stubs = [StubEngine(window=5000), StubEngine(dialect="sglang"), StubEngine(gives_token_ids=False)]
     found = probed(*stubs)
-    assert [(r.engine, r.window_tokens, r.gives_token_ids, r.model) for r in found] == [
-        ("vllm", 5000, True, "stub"),
-        ("sglang", 1 << 20, True, "stub"),
-        ("vllm", 1 << 20, False, "stub"),
+    assert [(r.window_tokens, r.gives_token_ids) for r in found] == [
+        (5000, True),
+        (1 << 20, True),
+        (1 << 20, False),
     ]
     assert all(r.url.startswith("http://127.0.0.1:") for r in found)
     assert [stub.hits[QUESTION] for stub in stubs] == [1, 1, 1]
@@ -53,12 +53,6 @@ def test_a_strict_server_is_asked_without_token_ids_from_then_on() -> None:
     assert ["return_token_ids" in body for body in stub.asked] == [True, False, False]
 
 
-def test_token_ids_are_not_asked_for_where_nobody_wants_them() -> None:
-    stub = StubEngine()
-    (found,) = probed(stub, wants_token_ids=False)
-    assert not found.gives_token_ids and not any("return_token_ids" in body for body in stub.asked)
-
-
 def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
     with pytest.raises(ServingError, match=r"1 of 1 endpoints.*\n.*does not serve 'Qwen/Qwen3.6-27B' but 'stub'"):
         probed(StubEngine(), model="Qwen/Qwen3.6-27B")
@@ -67,9 +61,7 @@ def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
 def test_no_engine_at_all_is_told() -> None:
     async def story() -> None:
         async with open_fleet(["http://127.0.0.1:9/v1"], "stub", limits()) as fleet:
-            await fleet.probe(
-                ProbeWish(model="stub", thinking=None, template_kwargs={}, sampling=GREEDY, wants_token_ids=True)
-            )
+            await fleet.probe(ProbeWish(model="stub", thinking=None, template_kwargs={}, sampling=GREEDY))
 
     with pytest.raises(ServingError, match=r"http://127.0.0.1:9/v1: does not answer .*is the engine up"):
         asyncio.run(story())

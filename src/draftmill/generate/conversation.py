@@ -101,10 +101,8 @@ class Conversation:
         )
 
     def _num_tokens(self, said: ChatAnswer, text: str) -> int:
-        if said.token_ids is not None:
-            return len(said.token_ids)
-        if said.completion_tokens is not None:
-            return said.completion_tokens
+        if said.num_tokens is not None:
+            return said.num_tokens
         return len(self._manner.chat.encode(text.encode(errors="replace").decode()))
 
     def _refuse_lost_reasoning(self, theirs: list[int] | None, num_theirs: int | None) -> None:

@@ -39,7 +39,6 @@ async def agreed(fleet: Fleet, manner: Manner) -> Manner:
             thinking=manner.thinks,
             template_kwargs=dict(settings.switches),
             sampling=sampling_of(settings, settings.seed),
-            wants_token_ids=True,
         )
     )
     if without := [result.url for result in found if not result.gives_token_ids]:

@@ -9,10 +9,10 @@ import aiohttp
 import msgspec
 
 from draftmill.contracts.errors import ServingError
+from draftmill.serving.dialects import readable
 from draftmill.serving.protocol import Choice, Completion, Sampling, request_body
 
 CONNECT_TIMEOUT_S = 30.0
-_SHOWN_CHARS = 500
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class CompletionClient:
         except aiohttp.ClientError as error:
             raise ServingError(f"{self.url} cannot be asked: {type(error).__name__}: {error}") from error
         if answer.status != 200:
-            raise ServingError(f"{self.url} refused with HTTP {answer.status}: {_readable(text)}")
+            raise ServingError(f"{self.url} refused with HTTP {answer.status}: {readable(text)}")
         return text
 
 
@@ -55,12 +55,4 @@ def _completion(url: str, text: bytes) -> Completion:
     try:
         return msgspec.json.decode(text, type=Completion)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ServingError(f"{url} answered with no completion ({error}): {_readable(text)}") from error
-
-
-def _readable(text: bytes) -> str:
-    """The engine's message, or the start of whatever it sent."""
-    try:
-        return str(msgspec.json.decode(text)["error"]["message"])
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
-        return text[:_SHOWN_CHARS].decode(errors="replace")
+        raise ServingError(f"{url} answered with no completion ({error}): {readable(text)}") from error

@@ -82,7 +82,6 @@ class _Answer(msgspec.Struct):
     choices: list[_Choice]
     prompt_token_ids: list[int] | None = None
     usage: _Usage | None = None
-    model: str | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Answer)
@@ -104,7 +103,6 @@ def read_answer(body: bytes) -> ChatAnswer:
         token_ids=choice.token_ids,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
-        model=answer.model or "",
     )
 
 

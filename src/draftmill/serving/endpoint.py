@@ -150,11 +150,9 @@ def _as_setback(error: Setback | RequestRefusedError) -> Setback:
 
 
 def _num_tokens(answer: ChatAnswer) -> int:
-    """Tokens of an answer: by the engine's count, by its ids, or guessed from its length."""
-    if answer.completion_tokens is not None:
-        return answer.completion_tokens
-    if answer.token_ids is not None:
-        return len(answer.token_ids)
+    """Tokens of an answer, guessed from its length where the engine does not tell."""
+    if answer.num_tokens is not None:
+        return answer.num_tokens
     return (len(answer.reasoning or "") + len(answer.content or "")) // _CHARS_PER_TOKEN
 
 

@@ -7,7 +7,7 @@ A run that finds out later has made its set in the wrong mode (sgl-project/sglan
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -16,8 +16,6 @@ from draftmill.serving.dialects import readable
 from draftmill.serving.endpoint import Endpoint
 from draftmill.serving.failures import RequestRefusedError, Setback
 from draftmill.serving.protocol import ChatAnswer, ChatRequest, Sampling
-
-Engine = Literal["vllm", "sglang", "other"]
 
 QUESTION = "What is 2 + 2? Answer with the number alone."
 PLAIN_TOKENS = 64
@@ -36,8 +34,6 @@ class ProbeWish:
     """Whether the model is to think; None: not checked."""
     template_kwargs: dict[str, Any]
     sampling: Sampling
-    wants_token_ids: bool
-    """Whether token ids are asked for; an endpoint that gives none is told, not refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +41,12 @@ class ProbeResult:
     """What one endpoint is. `window_tokens` is None where it does not say."""
 
     url: str
-    model: str
     window_tokens: int | None
     gives_token_ids: bool
-    engine: Engine
 
 
 class _Model(msgspec.Struct):
     id: str
-    owned_by: str | None = None
     max_model_len: int | None = None
 
 
@@ -80,13 +73,10 @@ async def probe(endpoint: Endpoint, wish: ProbeWish) -> ProbeResult:
     answer = await _answer(endpoint, wish, window)
     if fault := mode_fault(answer, wish.thinking):
         raise ServingError(fault)
-    owner = model.owned_by if model else None
     return ProbeResult(
         url=endpoint.url,
-        model=wish.model,
         window_tokens=window,
         gives_token_ids=answer.token_ids is not None and answer.prompt_token_ids is not None,
-        engine=owner if owner in ("vllm", "sglang") else "other",
     )
 
 
@@ -127,7 +117,6 @@ async def _answer(endpoint: Endpoint, wish: ProbeWish, window: int | None) -> Ch
         template_kwargs=wish.template_kwargs,
     )
     timeout_s = endpoint.health.patience.timeout_s(request.max_tokens, 0)
-    endpoint.asks_token_ids = wish.wants_token_ids
     try:
         try:
             return await endpoint.attempt(request, timeout_s)

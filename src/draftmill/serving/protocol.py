@@ -69,7 +69,11 @@ class ChatAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int | None
     """As the engine counted them: another number than the local render's means that it read another conversation."""
     completion_tokens: int | None
-    model: str
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens it has, by its ids or by the engine's count; None where the engine gives neither."""
+        return self.completion_tokens if self.token_ids is None else len(self.token_ids)
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
