@@ -71,3 +71,17 @@ def test_a_row_is_judged_like_any_other(manner: Manner) -> None:
     assert isinstance(cut, Kept) and (cut.reason, json.loads(cut.data)["finish_reason"]) == (CUT, "length")
     thinking = Manner(manner.chat, manner.settings, None, 100, thinks=True)
     assert isinstance(other := taken(thinking), Kept) and other.reason == NO_THINKING
+
+
+def test_an_earlier_answer_of_no_use_sets_the_row_aside_too(manner: Manner) -> None:
+    def row(first: list[int]) -> bytes:
+        given = [("user", None), ("assistant", first), ("user", None), ("assistant", [*b"hi", IM_END_ID])]
+        ids = [{"prompt_token_ids": [1], "token_ids": ids} if ids else {} for _, ids in given]
+        said = [{"role": role, "content": "hi", **more} for (role, _), more in zip(given, ids, strict=True)]
+        return json.dumps({"id": "r", "messages": said}).encode()
+
+    for first, reason in (([*b"hi"], CUT), ([*b"hi", IM_END_ID], None)):
+        (prompt,) = Reading("own", imports=True).prompts("p.jsonl", 1, row(first))
+        assert isinstance(prompt, Prompt)
+        kept = taken_as_is(prompt, manner)
+        assert isinstance(kept, Kept) and kept.reason == reason and kept.figures.answers == 2

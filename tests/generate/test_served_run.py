@@ -78,9 +78,8 @@ def test_a_killed_run_goes_on_with_the_ids_that_are_missing(desk: Desk) -> None:
 
 def test_a_torn_line_costs_its_own_prompt_alone(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     """Row 2."""
-    desk.prompts([f"prompt {n}" + ("[[400 x3]][[close x9]]" if n == 3 else "") for n in range(4)])
+    desk.prompts(["prompt 0", "prompt 1", "prompt 2[[stall=30 x1]]", "prompt 3[[stall=30 x1]]"])
     with stub_at_work(tokenizer=desk.tokenizer) as (stub, url):
-        desk.prompts(["prompt 0", "prompt 1", "prompt 2[[stall=30 x1]]", "prompt 3[[stall=30 x1]]"])
         process = desk.start(url)
         wait_for(lambda: len(desk.spooled()) == 2, process)
         os.kill(process.pid, signal.SIGKILL)

@@ -44,7 +44,7 @@ class Answer:
     token_ids: list[int] | None
     num_prompt_tokens: int
     num_tokens: int
-    is_open: bool
+    is_open: bool = False
     """The token limit, or the end, came inside the thinking."""
 
     @property

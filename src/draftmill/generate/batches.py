@@ -6,7 +6,7 @@ Parts are opened one after another as engines ask for work, and closed when thei
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import aiohttp
 
 from draftmill.contracts.errors import ServingError
 from draftmill.generate.conversation import Conversation
-from draftmill.generate.desk import Desk
+from draftmill.generate.desk import Desk, Left
 from draftmill.generate.intake import Intake
 from draftmill.generate.manner import Manner
 from draftmill.generate.meter import Meter
@@ -96,19 +96,13 @@ def cut_batches(talks: Iterable[Conversation], batch_rows: int) -> list[Batch]:
     return [waiting[start : start + batch_rows] for start in range(0, len(waiting), batch_rows)]
 
 
-async def answer_in_process(desk: Desk) -> dict[str, Any]:
+async def answer_in_process(desk: Desk, left: Sequence[Left]) -> dict[str, Any]:
     """Has what is left answered by engine processes of this host; returns what the card tells of them."""
-    left = desk.left()
-    blueprint, settings = desk.blueprint, desk.blueprint.settings
-    intake = Intake(blueprint.survey, blueprint.reading)
-    num_prompts, num_asked = sum(part.num_prompts for part in left), sum(part.num_asked for part in left)
-    if not num_asked:
-        desk.close_unasked(left, intake)
-        return {}
-    count = num_engines(settings, blueprint, num_asked)
-    logger.info("starting %d engines of %s for %d rows", count, settings.target, num_asked)
+    blueprint, num_asked = desk.blueprint, sum(part.num_asked for part in left)
+    count = num_engines(blueprint, num_asked)
+    logger.info("starting %d engines of %s for %d rows", count, blueprint.settings.target, num_asked)
     async with engines(blueprint.folder, count) as ready:
-        meter = Meter(num_prompts, tuple)
-        flow = BatchFlow(blueprint.manner, intake, desk.close)
+        meter = Meter(sum(part.num_prompts for part in left), tuple)
+        flow = BatchFlow(blueprint.manner, desk.intake(), desk.close)
         await flow.answer(desk.open_parts(left, meter), ready)
     return {"engines": count}

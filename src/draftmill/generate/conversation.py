@@ -35,6 +35,11 @@ class Kept:
     data: bytes
     figures: AnswerFigures
 
+    @classmethod
+    def of(cls, row: Row, reason: str | None, figures: AnswerFigures) -> "Kept":
+        """The row as it is stored."""
+        return cls(row.id, reason, encode_row(aside(row, reason) if reason else row), figures)
+
 
 class Conversation:
     """`asked` is what the target answers next; None once the row is done: then `end` says how it ended."""
@@ -68,7 +73,6 @@ class Conversation:
                 token_ids=choice.token_ids,
                 num_prompt_tokens=len(self.asked.prompt_ids),
                 num_tokens=len(choice.token_ids),
-                is_open=False,
             )
         )
 
@@ -96,7 +100,6 @@ class Conversation:
                 token_ids=token_ids,
                 num_prompt_tokens=len(ours) if num_theirs is None else num_theirs,
                 num_tokens=self._num_tokens(said, "".join(text)),
-                is_open=False,
             )
         )
 
@@ -122,7 +125,7 @@ class Conversation:
         thinks, limits = self._manner.thinks, self._manner.settings
         answer = sort_out(answer, self._manner.chat, thinks=thinks)
         self._answers.append(answer)
-        self._requests.append({**self.asked.sampling.explicit(self.asked.max_tokens)})
+        self._requests.append(self.asked.sampling.explicit(self.asked.max_tokens))
         self._messages.append(answer.message())
         self.asked = None
         is_last = len(self._answers) == len(self.prompt.turns)
@@ -158,9 +161,7 @@ class Conversation:
             sampling=self._sampling(),
             only_last=self.prompt.id != row.id,
         )
-        data = encode_row(aside(made, reason) if reason else made)
-        figures = AnswerFigures.of(self._answers, self._num_differing)
-        self.end = Kept(self.prompt.id, reason, data, figures)
+        self.end = Kept.of(made, reason, AnswerFigures.of(self._answers, self._num_differing))
 
     def _sampling(self) -> dict[str, Any]:
         """As sent for the last turn, and what differed in turns before."""

@@ -88,8 +88,13 @@ class Desk:
             published = None if part.record is None else self._published(part.record)
             yield OpenPart(part.span, self.spool.file(part.span.name), published, meter)
 
-    def close_unasked(self, left: Sequence[Left], intake: Intake) -> None:
+    def intake(self) -> Intake:
+        """The prompts of the parts, to be read once, in order."""
+        return Intake(self.blueprint.survey, self.blueprint.reading)
+
+    def close_unasked(self, left: Sequence[Left]) -> None:
         """Makes parts of which no prompt is to be asked: no engine is needed for them."""
+        intake = self.intake()
         for part in self.open_parts(left, Meter(sum(part.num_prompts for part in left), tuple)):
             for talk in part.conversations(intake, self.blueprint.manner):
                 assert part.is_done(talk), "none of these prompts is to be asked"

@@ -6,12 +6,12 @@ a prompt that is stuck holds up its own part alone.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from draftmill.generate.conversation import Asked, Conversation
-from draftmill.generate.desk import Desk
+from draftmill.generate.desk import Desk, Left
 from draftmill.generate.intake import Intake
 from draftmill.generate.manner import Manner
 from draftmill.generate.meter import Meter
@@ -94,19 +94,13 @@ class ServedFlow:
             self.meter.tick()
 
 
-async def answer_served(desk: Desk) -> dict[str, Any]:
+async def answer_served(desk: Desk, left: Sequence[Left]) -> dict[str, Any]:
     """Has what is left answered by the endpoints; returns what the card tells of them."""
-    left = desk.left()
     manner, settings = desk.blueprint.manner, desk.blueprint.settings
-    intake = Intake(desk.blueprint.survey, desk.blueprint.reading)
-    num_prompts, num_asked = sum(part.num_prompts for part in left), sum(part.num_asked for part in left)
-    if not num_asked:
-        desk.close_unasked(left, intake)
-        return {}
     name = settings.served_name or settings.target
     async with open_fleet(settings.endpoint, name, limits_of(settings)) as fleet:
         manner = await agreed(fleet, manner)
-        meter = Meter(num_prompts, fleet.figures)
-        flow = ServedFlow(manner, intake, meter, desk.close)
-        await flow.answer(desk.open_parts(left, meter), fleet, num_asked)
+        meter = Meter(sum(part.num_prompts for part in left), fleet.figures)
+        flow = ServedFlow(manner, desk.intake(), meter, desk.close)
+        await flow.answer(desk.open_parts(left, meter), fleet, sum(part.num_asked for part in left))
         return {"endpoints": [endpoint_on_card(figures) for figures in fleet.figures()]}

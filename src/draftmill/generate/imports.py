@@ -3,7 +3,7 @@
 import msgspec
 
 from draftmill.contracts.cards import Dropped
-from draftmill.contracts.rows import Message, RowError, aside, encode_row
+from draftmill.contracts.rows import Message, RowError
 from draftmill.generate.answers import END_THINK, THINK, Answer, fault_of, sort_out
 from draftmill.generate.conversation import Kept
 from draftmill.generate.exclusion import EXCLUDED
@@ -18,18 +18,19 @@ OTHER_TEXT = "token ids that say something else than the row's text"
 
 
 def taken_as_is(prompt: Prompt, manner: Manner) -> Kept | Dropped:
-    """The row, kept or set aside as its last answer deserves; dropped where its ids are not to be believed."""
+    """The row, kept or set aside as its answers deserve; dropped where their ids are not to be believed."""
     row = prompt.row
     if manner.exclusion and (place := manner.exclusion.find(row.messages)):
         return prompt.dropped(EXCLUDED, place)
     try:
-        said = [_answer(m, manner) for m in row.messages if m["role"] == "assistant" and "token_ids" in m]
+        given = [_answer(m, manner) for m in row.messages if m["role"] == "assistant" and "token_ids" in m]
     except RowError as error:
         return prompt.dropped(error.reason, str(error))
-    last = sort_out(said[-1], manner.chat, thinks=manner.thinks)
-    reason = fault_of(last, manner.settings, thinks=manner.thinks, is_last=True)
-    made = msgspec.structs.replace(row, finish_reason=last.finish_reason)
-    return Kept(row.id, reason, encode_row(aside(made, reason) if reason else made), AnswerFigures.of(said, 0))
+    said = [sort_out(answer, manner.chat, thinks=manner.thinks) for answer in given]
+    # Each is judged as if it were the last: what follows it in a log did take place.
+    faults = [fault_of(answer, manner.settings, thinks=manner.thinks, is_last=True) for answer in said]
+    made = msgspec.structs.replace(row, finish_reason=said[-1].finish_reason)
+    return Kept.of(made, next(filter(None, faults), None), AnswerFigures.of(said, 0))
 
 
 def _answer(message: Message, manner: Manner) -> Answer:
@@ -41,8 +42,8 @@ def _answer(message: Message, manner: Manner) -> Answer:
         if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
             raise RowError(NO_IDS)
     chat = manner.chat
-    if foreign := [i for i in (*prompt_ids, *token_ids) if not 0 <= i < manner.num_ids]:
-        raise RowError(FOREIGN_ID, f"{foreign[0]:,} of {manner.num_ids:,}")
+    if foreign := [i for i in (*prompt_ids, *token_ids) if not 0 <= i < chat.num_ids]:
+        raise RowError(FOREIGN_ID, f"{foreign[0]:,} of {chat.num_ids:,}")
     is_stopped = token_ids[-1] in chat.stop_ids
     content, reasoning = message["content"] or "", message.get("reasoning_content") or ""
     written = chat.decode(token_ids[:-1] if is_stopped else token_ids)
@@ -57,7 +58,6 @@ def _answer(message: Message, manner: Manner) -> Answer:
         token_ids=token_ids,
         num_prompt_tokens=len(prompt_ids),
         num_tokens=len(token_ids),
-        is_open=False,
     )
 
 

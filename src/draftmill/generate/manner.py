@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from draftmill.chat.chat import Chat
@@ -28,11 +27,6 @@ class Manner:
     """Tokens that the target can see, prompt and answer together; None where nobody says."""
     thinks: bool | None
     """Whether answers are to begin with thinking; None: as the target likes."""
-
-    @cached_property
-    def num_ids(self) -> int:
-        """Ids from here on are not this tokenizer's."""
-        return max(self.chat.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
     def render(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
         """The prompt as the engine will render it; RowError where the template refuses it."""

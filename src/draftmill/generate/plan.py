@@ -119,8 +119,9 @@ def _recipe(settings: GenerateSettings, folder: Path, chat: Chat, evaluation: tu
     }
 
 
-def num_engines(settings: GenerateSettings, blueprint: Blueprint, num_rows: int) -> int:
+def num_engines(blueprint: Blueprint, num_rows: int) -> int:
     """Engines for `num_rows` rows: no more than there are workers, batches, or room in memory; at least 1."""
+    settings = blueprint.settings
     files = list(blueprint.folder.glob("*.safetensors"))
     stored = _BYTES_PER_WEIGHT.get(str(text_config(blueprint.folder).get("dtype")), 2)
     weights_bytes = sum(file.stat().st_size for file in files) * 4 // stored
@@ -137,7 +138,7 @@ def describe(blueprint: Blueprint) -> dict[str, Any]:
     if settings.endpoint:
         engines = f"{', '.join(settings.endpoint)}, where the target is {settings.served_name or settings.target!r}"
     else:
-        engines = f"{num_engines(settings, blueprint, num_left)} engines of the target in {blueprint.folder}"
+        engines = f"{num_engines(blueprint, num_left)} engines of the target in {blueprint.folder}"
     sys.stderr.write(
         f"generate reads {found.num_rows:,} rows of split {settings.split!r} from {len(found.files):,} files "
         f"({sum(f.size for f in found.inputs):,} bytes); {len(left):,} of {len(found.spans):,} parts ({num_left:,} "

@@ -31,9 +31,13 @@ def run(settings: GenerateSettings) -> dict[str, Any]:
 
 def _made(desk: Desk, watch: Stopwatch) -> Card:
     """The card, once every part is answered. A finished set stays one where no engine is there for its failed rows."""
+    left = desk.left()
+    if not any(part.num_asked for part in left):
+        desk.close_unasked(left)
+        return desk.finish(watch, {})
     answer = answer_served if desk.blueprint.settings.endpoint else answer_in_process
     try:
-        engines = asyncio.run(answer(desk))
+        engines = asyncio.run(answer(desk, left))
     except ServingError as error:
         if (before := desk.writer.card()) is None:
             raise
