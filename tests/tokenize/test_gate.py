@@ -7,7 +7,7 @@ import pytest
 
 from draftmill.contracts.errors import DataGateError
 from draftmill.settings.tokenize import GateSettings
-from draftmill.tokenize.figures import PartStats, bins, count, fingerprint, percentiles, repeats, total
+from draftmill.tokenize.figures import PartStats, bins, count, fingerprint, repeats, total
 from draftmill.tokenize.gate import judge
 from draftmill.tokenize.histogram import histogram
 
@@ -81,7 +81,7 @@ def test_figures_of_parts_add_up():
     assert whole.spike(16) == (6, 0.6)
 
 
-def test_bins_double_and_percentiles_are_values_that_occur():
+def test_bins_double():
     counts = {0: 1, 1: 2, 6: 87, 80: 10}
     assert bins(counts) == [
         (0, 0, 1),
@@ -93,8 +93,7 @@ def test_bins_double_and_percentiles_are_values_that_occur():
         (32, 63, 0),
         (64, 127, 10),
     ]
-    assert percentiles(counts) == {"min": 0, "p5": 6, "p50": 6, "p95": 80, "max": 80}
-    assert bins({}) == [] and percentiles({}) == {}
+    assert bins({}) == []
 
 
 def test_the_histogram_shows_the_spike():

@@ -6,7 +6,10 @@ from typing import Any
 
 import msgspec
 
+from draftmill.contracts.percentiles import percentiles
 from draftmill.generate.answers import Answer
+
+_PERCENTILES = (50, 95)
 
 
 class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,7 +64,6 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def as_content(self) -> dict[str, Any]:
         """The figures as a card shows them: shares of the answers (of rows: finish reasons), lengths in tokens."""
         rows = sum(self.finish_reasons.values())
-        quantiles = {f"p{percent}": self.length_at(percent / 100) for percent in (50, 95)}
         return {
             "answers": self.answers,
             "prompt_tokens": self.prompt_tokens,
@@ -71,17 +73,8 @@ class AnswerFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             "thinking_frac": _frac(self.with_thinking, self.answers),
             "engine_ids_frac": _frac(self.with_engine_ids, self.answers),
             "prompt_differs": self.prompt_differs,
-            "lengths": {**quantiles, "max": max(self.lengths, default=0)},
+            "lengths": percentiles(self.lengths, _PERCENTILES),
         }
-
-    def length_at(self, frac: float) -> int:
-        """The shortest length that at least `frac` of the answers do not exceed; 0 without answers."""
-        wanted, passed = frac * self.answers, 0
-        for length, count in sorted(self.lengths.items()):
-            passed += count
-            if passed >= wanted:
-                return length
-        return 0
 
 
 def _frac(count: int, total: int) -> float:

@@ -10,6 +10,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from draftmill.contracts.cards import PartRecord
+from draftmill.contracts.percentiles import percentiles
 
 _PERCENTILES = (5, 50, 95)
 
@@ -102,16 +103,6 @@ def _sum(a: Any, b: Any) -> Any:
     return dict(sorted((Counter(a) + Counter(b)).items())) if isinstance(a, dict) else a + b
 
 
-def percentiles(counts: Mapping[int, int]) -> dict[str, int]:
-    """The smallest, p5, p50, p95 and the largest of a histogram; empty where it is."""
-    if not counts:
-        return {}
-    numbers = sorted(counts)
-    reached = np.cumsum([counts[n] for n in numbers])
-    at = {f"p{p}": numbers[int(np.searchsorted(reached, p / 100 * reached[-1]))] for p in _PERCENTILES}
-    return {"min": numbers[0], **at, "max": numbers[-1]}
-
-
 def bins(counts: Mapping[int, int]) -> list[tuple[int, int, int]]:
     """The histogram in bins that double: (from, to inclusive, samples), from the first to the last one in use."""
     by_bit = Counter[int]()
@@ -127,9 +118,9 @@ def as_content(figures: PartStats) -> dict[str, Any]:
         "samples": figures.samples,
         "supervised_tokens": figures.supervised,
         "supervised_frac": round(figures.supervised_frac, 4),
-        "supervised_per_sample": percentiles(figures.supervised_counts),
+        "supervised_per_sample": percentiles(figures.supervised_counts, _PERCENTILES),
         "supervised_histogram": [{"from": a, "to": b, "samples": n} for a, b, n in bins(figures.supervised_counts)],
-        "length_per_sample": percentiles(figures.length_counts),
+        "length_per_sample": percentiles(figures.length_counts, _PERCENTILES),
         "truncated_frac": round(figures.truncated_frac, 4),
         "duplicate_samples": figures.duplicate_samples,
     }
