@@ -58,6 +58,18 @@ def test_a_file_that_is_cut_or_something_else_is_refused(name: str, harm: str, t
         list(numbered_lines(file, name))
 
 
+def test_columns_that_json_has_no_form_for_cost_no_row(tmp_path: Path) -> None:
+    odd = {"at": pa.array([1, None], pa.timestamp("ns")), "took": pa.array([1, 2], pa.duration("ns"))}
+    pq.write_table(pa.table({"id": ["a", "b"], "prompt": ["x", "y"], **odd}), tmp_path / "p.parquet")
+    assert [read_row(line).id for _, line in numbered_lines(tmp_path / "p.parquet", "p.parquet")] == ["a", "b"]
+
+
+def test_a_date_that_cannot_be_is_told_with_the_file(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": ["a"], "on": pa.array([10**7], pa.date32())}), tmp_path / "p.parquet")
+    with pytest.raises(InputError, match=r"p\.parquet.*date value out of range"):
+        list(numbered_lines(tmp_path / "p.parquet", "p.parquet"))
+
+
 @pytest.mark.parametrize("name", ["part.jsonl", "part.jsonl.gz", "part.jsonl.zst"])
 def test_the_same_lines_give_the_same_bytes_and_are_read_back(name: str, tmp_path: Path) -> None:
     lines = [line + b"\n" for line in LINES] * 100

@@ -27,7 +27,8 @@ PLAIN, GZIP, ZSTD, PARQUET = ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst"
 _PARQUET_ROWS = 256
 # Text and ids pack to about a third at either level; zstd takes 5 ms a megabyte for it, gzip ten times as long.
 _ZSTD_LEVEL, _GZIP_LEVEL = 3, 6
-_UNREADABLE = (OSError, EOFError, zlib.error, ValueError)
+# Arrow gives up on a date beyond Python's, and on forms of nesting that it cannot read, each in its own way.
+_UNREADABLE = (OSError, EOFError, zlib.error, ValueError, OverflowError, NotImplementedError)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, bytes]]:
         for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
             for row in batch.to_pylist():
                 number += 1
-                yield number, msgspec.json.encode(row)
+                yield number, msgspec.json.encode(row, enc_hook=str)  # a time in nanoseconds is pandas' own
 
 
 @dataclass(frozen=True)
