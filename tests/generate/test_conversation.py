@@ -202,6 +202,15 @@ def test_every_turn_is_sampled_with_a_seed_of_its_own_that_a_rerun_repeats(plain
     assert len({*seeds(1), *seeds(2)}) == 4
 
 
+@pytest.mark.parametrize("ids", [[-1], [1 << 40, 5], [10**30]])
+@pytest.mark.parametrize("field", ["token_ids", "prompt_token_ids"])
+def test_ids_of_another_vocabulary_cost_their_row_alone(thinking: Manner, field: str, ids: list[int]) -> None:
+    talk = start(thinking, "user", "assistant", "user")
+    talk.take_chat(said(talk, "yes", **{field: ids}))
+    assert isinstance(talk.end, Kept) and talk.end.reason == "a token id that this tokenizer does not have"
+    assert row_of(talk)["messages"][-1][field] == ids
+
+
 def test_half_an_emoji_costs_its_row_alone(plain: Manner) -> None:
     talk = start(plain)
     talk.take_chat(said(talk, "half \ud83d", token_ids=None))

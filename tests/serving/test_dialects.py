@@ -22,6 +22,10 @@ def answered(message: dict[str, Any], choice: dict[str, Any] | None = None, **to
     return json.dumps({"id": "x", "object": "chat.completion", "choices": choices, "model": "m", **top}).encode()
 
 
+def nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
 def test_every_sampling_value_is_sent_and_nothing_is_nested() -> None:
     sampling = Sampling(
         temperature=0.6,
@@ -114,6 +118,13 @@ def test_half_an_emoji_is_an_answer_like_any_other() -> None:
     assert read_answer(answered({"content": "\ud83d!"})).content == "\ud83d!"
 
 
+def test_what_makes_no_sense_is_taken_for_not_given() -> None:
+    odd = {"token_ids": [], "finish_reason": "\ud800" * 1000}
+    answer = read_answer(answered({"content": "4"}, odd, prompt_token_ids=[], usage={"completion_tokens": -7}))
+    assert (answer.token_ids, answer.prompt_token_ids, answer.completion_tokens) == (None, None, None)
+    assert answer.finish_reason == "?" * 80
+
+
 def test_half_an_emoji_is_not_sent() -> None:
     with pytest.raises(UnicodeEncodeError):
         sent(messages=[{"role": "user", "content": "\ud83d"}])
@@ -129,6 +140,8 @@ def test_half_an_emoji_is_not_sent() -> None:
         (b'{"choices": []}', "no choice"),
         (answered({"content": ["parts"]}), r"Expected `str"),
         (msgspec.json.encode({"choices": [{"message": None}]}), r"Expected `object"),
+        (b'{"x": ' + nested(50_000) + b"}", "recursion depth"),
+        (b'{"choices": [{"message": {"tool_calls": [{"a": ' + nested(200) + b"}]}}]}", "nested deeper than 100"),
     ],
 )
 def test_a_body_that_is_no_answer_is_told_in_the_engines_words(body: bytes, words: str) -> None:

@@ -37,7 +37,8 @@ def test_retry_after_is_read_as_seconds_and_as_a_date() -> None:
     assert retry_after_s(formatdate(now_s + 30, usegmt=True), now_s) == pytest.approx(30, abs=1)
     assert retry_after_s(formatdate(now_s - 30, usegmt=True), now_s) == 0.0
     assert retry_after_s("86400", now_s) == LONGEST_RETRY_AFTER_S
-    for unreadable in (None, "", "soon", "nan", "inf"):
+    beyond = "Mon, 01 Jan 2024 00:00:00 +99999999999999999999"
+    for unreadable in (None, "", "soon", "nan", "inf", beyond):
         assert retry_after_s(unreadable, now_s) is None
 
 

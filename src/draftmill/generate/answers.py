@@ -24,6 +24,7 @@ BROKEN_TAGS = "broken think tags"
 NO_TEXT = "not valid Unicode text"
 OPEN_CALL = "a tool call in the middle that nothing answers"
 ENDED = "ended by the engine"
+FOREIGN_ID = "a token id that this tokenizer does not have"
 
 # Where no ids are given, cycles are looked for in the text: so many characters stand for a token.
 _CHARS_PER_TOKEN = 4

@@ -6,7 +6,7 @@ from typing import Any
 from draftmill.contracts.cards import Dropped
 from draftmill.contracts.errors import ServingError
 from draftmill.contracts.rows import Message, Row, RowError, aside, encode_row
-from draftmill.generate.answers import Answer, fault_of, sort_out
+from draftmill.generate.answers import FOREIGN_ID, Answer, fault_of, sort_out
 from draftmill.generate.exclusion import EXCLUDED
 from draftmill.generate.figures import AnswerFigures
 from draftmill.generate.manner import Manner
@@ -123,13 +123,18 @@ class Conversation:
     def _take(self, answer: Answer) -> None:
         assert self.asked is not None
         thinks, limits = self._manner.thinks, self._manner.settings
-        answer = sort_out(answer, self._manner.chat, thinks=thinks)
+        # Ids of another vocabulary cannot be read: the endpoint serves another model, or --tokenizer names another.
+        is_foreign = self._manner.foreign_id(answer.prompt_ids, answer.token_ids) is not None
+        if not is_foreign:
+            answer = sort_out(answer, self._manner.chat, thinks=thinks)
         self._answers.append(answer)
         self._requests.append(self.asked.sampling.explicit(self.asked.max_tokens))
         self._messages.append(answer.message())
         self.asked = None
         is_last = len(self._answers) == len(self.prompt.turns)
-        if fault := fault_of(answer, limits, thinks=thinks, is_last=is_last):
+        if is_foreign:
+            self._close(FOREIGN_ID)
+        elif fault := fault_of(answer, limits, thinks=thinks, is_last=is_last):
             self._close(fault)
         elif is_last:
             self._close(None)

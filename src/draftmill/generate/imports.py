@@ -4,7 +4,7 @@ import msgspec
 
 from draftmill.contracts.cards import Dropped
 from draftmill.contracts.rows import Message, RowError
-from draftmill.generate.answers import END_THINK, THINK, Answer, fault_of, sort_out
+from draftmill.generate.answers import END_THINK, FOREIGN_ID, THINK, Answer, fault_of, sort_out
 from draftmill.generate.conversation import Kept
 from draftmill.generate.exclusion import EXCLUDED
 from draftmill.generate.figures import AnswerFigures
@@ -13,7 +13,6 @@ from draftmill.generate.prompts import Prompt
 
 NO_PROMPT_IDS = "token_ids without prompt_token_ids"
 NO_IDS = "token ids are no list of numbers"
-FOREIGN_ID = "a token id that this tokenizer does not have"
 OTHER_TEXT = "token ids that say something else than the row's text"
 
 
@@ -42,8 +41,8 @@ def _answer(message: Message, manner: Manner) -> Answer:
         if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
             raise RowError(NO_IDS)
     chat = manner.chat
-    if foreign := [i for i in (*prompt_ids, *token_ids) if not 0 <= i < chat.num_ids]:
-        raise RowError(FOREIGN_ID, f"{foreign[0]:,} of {chat.num_ids:,}")
+    if (foreign := manner.foreign_id(prompt_ids, token_ids)) is not None:
+        raise RowError(FOREIGN_ID, f"{foreign:,} of {chat.num_ids:,}")
     is_stopped = token_ids[-1] in chat.stop_ids
     content, reasoning = message["content"] or "", message.get("reasoning_content") or ""
     written = chat.decode(token_ids[:-1] if is_stopped else token_ids)

@@ -28,6 +28,11 @@ class Manner:
     thinks: bool | None
     """Whether answers are to begin with thinking; None: as the target likes."""
 
+    def foreign_id(self, *lists: list[int] | None) -> int | None:
+        """The first list's smallest or largest id that is not this tokenizer's; None where all are."""
+        ends = (end for ids in lists if ids for end in (min(ids), max(ids)))
+        return next((end for end in ends if not 0 <= end < self.chat.num_ids), None)
+
     def render(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
         """The prompt as the engine will render it; RowError where the template refuses it."""
         return self.chat.render(messages, add_generation_prompt=True, tools=tools, **self.settings.switches)

@@ -15,6 +15,9 @@ from draftmill.serving.protocol import ChatAnswer, ChatRequest
 
 ASKS_TOKEN_IDS = {"return_token_ids": True}
 _SHOWN_CHARS = 500
+_WORD_CHARS = 80
+_MOST_NESTED = 100
+"""Lists and objects in one another that a tool call may hold: JSON libraries give up at about ten times that."""
 _PLAIN_KEYS = ("role", "content", "name", "tool_call_id")
 
 
@@ -94,16 +97,35 @@ def read_answer(body: bytes) -> ChatAnswer:
         raise BadAnswerError(f"no choice in it: {readable(body)}")
     choice = answer.choices[0]
     said, usage = choice.message, answer.usage or _Usage()
+    if not _is_flat(said.tool_calls, _MOST_NESTED):
+        raise BadAnswerError(f"tool calls nested deeper than {_MOST_NESTED}: {readable(body)}")
     return ChatAnswer(
         content=said.content,
         reasoning=_reasoning(said),
         tool_calls=said.tool_calls or None,
-        finish_reason=choice.finish_reason or "unknown",
-        prompt_token_ids=choice.prompt_token_ids if answer.prompt_token_ids is None else answer.prompt_token_ids,
-        token_ids=choice.token_ids,
-        prompt_tokens=usage.prompt_tokens,
-        completion_tokens=usage.completion_tokens,
+        finish_reason=_word(choice.finish_reason) or "unknown",
+        # An empty list says that the engine knows none: there is no prompt, and no answer, of no token.
+        prompt_token_ids=answer.prompt_token_ids or choice.prompt_token_ids or None,
+        token_ids=choice.token_ids or None,
+        prompt_tokens=_count(usage.prompt_tokens),
+        completion_tokens=_count(usage.completion_tokens),
     )
+
+
+def _word(given: str | None) -> str:
+    """A short text that can be counted by and printed, whatever the engine put there."""
+    return (given or "")[:_WORD_CHARS].encode(errors="replace").decode()
+
+
+def _count(given: int | None) -> int | None:
+    return None if given is None or given < 0 else given
+
+
+def _is_flat(value: Any, most: int) -> bool:
+    """Whether no more than so many lists and objects lie in one another."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return not isinstance(value, list) or (most > 0 and all(_is_flat(item, most - 1) for item in value))
 
 
 def _reasoning(said: _Message) -> str | None:
@@ -115,7 +137,7 @@ def _reasoning(said: _Message) -> str | None:
 def _decoded(body: bytes) -> _Answer:
     try:
         return _DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         try:
             # The standard library reads lone surrogates, which msgspec refuses: they are the target's own answer,
             # and asking again would bring the same one.
@@ -128,7 +150,7 @@ def readable(body: bytes) -> str:
     """The engine's message (OpenAI's form, vLLM's, SGLang's or FastAPI's), or the start of whatever it sent."""
     try:
         said = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         said = None
     if isinstance(said, dict):
         inner = said["error"] if isinstance(said.get("error"), dict) else said

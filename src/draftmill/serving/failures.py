@@ -75,7 +75,7 @@ def retry_after_s(value: str | None, now_s: float) -> float | None:
     except ValueError:
         try:
             seconds = parsedate_to_datetime(value).timestamp() - now_s
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
     return min(max(seconds, 0.0), LONGEST_RETRY_AFTER_S) if math.isfinite(seconds) else None
 
