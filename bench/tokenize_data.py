@@ -124,13 +124,13 @@ class Texts:
         return " ".join(said)
 
 
-def rows(num_rows: int) -> Iterator[dict[str, object]]:
-    """The rows, in order."""
+def rows(num_rows: int, turns: int | None = None) -> Iterator[dict[str, object]]:
+    """The rows, in order; `turns` gives every row so many."""
     rng = random.Random(SEED)
     texts = Texts(rng)
     for number in range(num_rows):
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-        num_turns = rng.randint(2, 5) if rng.random() < SEVERAL_TURNS_FRAC else 1
+        num_turns = turns or (rng.randint(2, 5) if rng.random() < SEVERAL_TURNS_FRAC else 1)
         num_bytes = min(MAX_BYTES, max(MIN_BYTES, math.exp(rng.gauss(math.log(MEDIAN_BYTES), SIGMA)))) / num_turns
         messages = [{"role": "system", "content": texts.draw("english", 200)}] if rng.random() < SYSTEM_FRAC else []
         for _ in range(num_turns):
@@ -154,10 +154,10 @@ def _turn(rng: random.Random, texts: Texts, kind: str, num_bytes: float) -> list
     ]
 
 
-def write(file: Path, num_rows: int) -> Path:
+def write(file: Path, num_rows: int, turns: int | None = None) -> Path:
     """The rows as a file of JSON lines."""
     with file.open("w", encoding="utf-8") as stream:
-        for row in rows(num_rows):
+        for row in rows(num_rows, turns):
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
     return file
 

@@ -82,7 +82,7 @@ class FastEncoder:
             raise Unproven(str(error).partition("\n")[0]) from error
         if not isinstance(engine, BPETokenizer):
             raise Unproven("the vocabulary is not byte-level")
-        self._engine = engine
+        self.engine = engine
         self._bytes_of_id = _bytes_of_id(engine)
         self._reference = ReferenceEncoder(chat)
         self._characters = Characters()
@@ -98,7 +98,7 @@ class FastEncoder:
         """By the fast engine alone; None for a text whose tokens do not add up to its bytes."""
         if not texts:
             return []
-        layout: Any = self._engine.encode_batch([turns.text for turns in texts], parallel=False).layout
+        layout: Any = self.engine.encode_batch([turns.text for turns in texts], parallel=False).layout
         ids, ends = np.asarray(layout.content.data).view(np.int32), np.asarray(layout.offsets)
         reached = np.zeros(len(ids) + 1, np.int64)
         np.cumsum(self._bytes_of_id[ids], out=reached[1:])
