@@ -15,7 +15,7 @@ export TOKENIZERS_PARALLELISM ?= false
 
 USUAL := not gpu and not net and not chaos and not serving
 
-.PHONY: demo test test-fast test-no-torch test-chaos test-serving check format bench install
+.PHONY: demo test test-fast test-no-torch test-chaos test-serving check format bench bench-tokenize install
 demo: $(VENV)/installed
 	$(BIN)/draftmill run --recipe recipes/demo.toml
 
@@ -43,6 +43,9 @@ check: $(VENV)/installed
 format: $(VENV)/installed
 	$(BIN)/ruff format src tests bench recipes
 	$(BIN)/ruff check --fix src tests bench recipes
+
+bench-tokenize: $(VENV)/installed
+	TOKENIZERS_PARALLELISM=false $(BIN)/python bench/tokenize_rows.py
 
 bench: $(VENV)/installed
 	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done

@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from draftmill.chat.chat import Chat
 from draftmill.settings.tokenize import TokenizeSettings
+from draftmill.tokenize.rows import RowBatch
+from draftmill.tokenize.samples import Sample
 
 COLOURS = ("red", "green", "blue", "yellow", "apple", "ten")
 
@@ -40,3 +44,10 @@ def settings(place: Path, source: Path, tokenizer: Path, **changes: Any) -> Toke
     """In this process, into `place`/samples, unless told otherwise."""
     given = {"input": str(source), "output": (str(place / "samples"),), "tokenizer": str(tokenizer), "workers": 1}
     return TokenizeSettings(**{**given, **changes})
+
+
+def samples_of(batch: RowBatch) -> list[Sample]:
+    """The batch's samples, one by one."""
+    ends = np.cumsum(batch.lengths).tolist()
+    cuts = zip(batch.sample_ids, [0, *ends], ends, batch.truncated.tolist(), strict=False)
+    return [Sample(name, batch.input_ids[a:b], batch.loss_mask[a:b], is_cut) for name, a, b, is_cut in cuts]

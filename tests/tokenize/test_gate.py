@@ -1,15 +1,17 @@
 """The gate refuses what would teach nothing, naming figure, threshold and flag; it lets good sets pass."""
 
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from draftmill.contracts.errors import DataGateError
 from draftmill.settings.tokenize import GateSettings
-from draftmill.tokenize.figures import PartStats, bins, count, fingerprint, repeats, total
+from draftmill.tokenize.figures import PartStats, bins, count, fingerprint, holding, repeats, total
 from draftmill.tokenize.gate import judge
-from draftmill.tokenize.histogram import histogram
+from draftmill.tokenize.histogram import histogram, show, summary
+from draftmill.tokenize.picture import picture
 
 
 def _figures(supervised: list[int], prompt: int = 20, **rows: int) -> PartStats:
@@ -102,3 +104,40 @@ def test_the_histogram_shows_the_spike():
     (spike,) = [line for line in text.splitlines() if "4-7" in line]
     assert "█" * 40 in spike and spike.endswith("87.0%  87.0% at exactly 6")
     assert len(text.splitlines()) == 1 + len(bins(_figures([6, *VARIED[:13]]).supervised_counts))
+
+
+def test_a_mask_token_in_the_data_is_counted_by_sample_and_refused_where_it_is_everywhere():
+    ids, lengths = np.array([1, 9, 9, 2, 3, 9, 4], np.int32), np.array([3, 2, 2], np.int32)
+    assert [holding(ids, lengths, token) for token in (9, 1, 3, 7, None)] == [2, 1, 1, 0, 0]
+    figures = _figures(VARIED)
+    figures.with_mask = 8
+    judge(figures, GateSettings(), "the set")
+    figures.with_mask = 9
+    with pytest.raises(DataGateError, match=r"11\.2% of 80 samples hold the mask token.*--mask-id"):
+        judge(figures, GateSettings(), "the set")
+
+
+def test_the_summary_tells_each_figure_there_is(capsys: pytest.CaptureFixture[str]):
+    figures = _figures(VARIED, rows=100, dropped=10, duplicate_rows=10)
+    figures.thinking_rows, figures.with_mask, figures.duplicate_samples, figures.truncated = 40, 1, 2, 4
+    show(figures, "the set")
+    shown = capsys.readouterr().err
+    for words in (
+        "50.0% of the rows with reasoning",
+        "10 of 100 rows dropped",
+        "10 rows repeat an id",
+        "4 samples cut",
+    ):
+        assert words in shown
+    assert "1 samples hold the mask token (1.2%)" in shown and "tokens per sample: min 37" in shown
+    assert "cut" not in summary(_figures(VARIED)) and "reasoning" not in summary(_figures(VARIED))
+
+
+def test_the_picture_is_svg_with_a_bar_a_bin_and_the_same_bytes_always():
+    figures = _figures([6] * 87 + VARIED[:13])
+    drawn = picture(figures, "tokenize <s3://bucket> & more")
+    assert drawn == picture(figures, "tokenize <s3://bucket> & more")
+    root = ElementTree.fromstring(drawn)
+    bars = [bar for bar in root if bar.tag.endswith("rect") and bar.get("class") == "supervised"]
+    assert len(bars) == len(bins(figures.supervised_counts))
+    assert "tokenize <s3://bucket> & more" in [text.text for text in root] and "87.0%" in [text.text for text in root]

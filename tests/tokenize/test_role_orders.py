@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from completions import samples_of
 from draftmill.chat.chat import Chat, open_chat
 from draftmill.contracts.rows import Message, RowError
 from draftmill.settings.tokenize import Turns
-from draftmill.tokenize.rows import RowMaker, RowMakerSpec, samples_of
+from draftmill.tokenize.rows import RowMaker, RowMakerSpec
 from tiny_tokenizer import write_tiny_tokenizer
 from trl_templates import needs_trl, write_trl_folder
 

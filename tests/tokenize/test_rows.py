@@ -1,5 +1,6 @@
 """A chunk of lines becomes columns: the samples of the rows in order, and every row that gives none listed with why."""
 
+import dataclasses
 import json
 import zlib
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from completions import row
+from draftmill.chat.chat import open_chat
 from draftmill.chat.turns import RenderedTurns
 from draftmill.tokenize.encoders import Encoded, Encoder
 from draftmill.tokenize.figures import repeats
@@ -114,3 +116,17 @@ def test_one_row_in_500_is_made_again_and_what_differs_is_shown_and_counted(
     careful = maker.make(lines, "a.jsonl", careful=True)
     assert careful.stats.differing == 0
     assert _split(careful) == _split(right)
+
+
+def test_rows_with_reasoning_and_samples_with_the_mask_token_are_counted(spec: RowMakerSpec):
+    user = {"role": "user", "content": "hi"}
+    answers: list[dict[str, Any]] = [
+        {"content": "ok", "reasoning_content": "why"},
+        {"content": "ok", "reasoning_content": " "},
+        {"content": "why\n</think>\n\nok"},
+        {"content": "ok apple"},
+    ]
+    rows: list[dict[str, Any] | bytes] = [{"messages": [user, {"role": "assistant", **answer}]} for answer in answers]
+    (apple,) = open_chat(spec.tokenizer).encode(" apple")
+    stats = RowMaker(dataclasses.replace(spec, mask_id=apple)).make(_lines(rows), "a.jsonl").stats
+    assert (stats.samples, stats.thinking_rows, stats.with_mask) == (4, 2, 1)

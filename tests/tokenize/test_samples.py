@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from completions import samples_of
 from draftmill.chat.chat import open_chat
 from draftmill.settings.tokenize import Turns
-from draftmill.tokenize.rows import RowMaker, RowMakerSpec, samples_of
+from draftmill.tokenize.rows import RowMaker, RowMakerSpec
 from draftmill.tokenize.samples import Sample
 from tiny_tokenizer import write_tiny_tokenizer
 

@@ -23,6 +23,8 @@ class GateSettings(RoomSettings):
     """Largest share of rows that may be dropped, repeated ids apart."""
     max_duplicate_frac: float = Field(0.05, ge=0, le=1)
     """Largest share of rows that may repeat another's id, and of samples that may repeat another's tokens."""
+    mask_id: int | None = Field(None, ge=0)
+    """The drafter's mask token, where it is known already: samples that hold it are counted, for train drops them."""
     min_judged: int = Field(20, ge=1)
     """Fewer rows or samples than this are shown but not judged: a share of so few says nothing."""
 

@@ -41,9 +41,8 @@ class ExistingSet:
 
     store: Store
     files: tuple[InputFile, ...]
-    rows: int
-    dropped: int
-    duplicate_rows: int
+    content: dict[str, Any]
+    """What its card tells, where it is one of ours."""
 
     def samples(self) -> Iterator[Existing]:
         """Every sample, shard by shard; StorageError naming a shard that is cut, InputError for columns we lack."""
@@ -51,21 +50,19 @@ class ExistingSet:
             yield from _samples_of(local_copy(self.store, file), file.key)
 
 
-def open_existing(url: str, duplicate_reason: str) -> ExistingSet:
+def open_existing(url: str) -> ExistingSet:
     """The set at `url`; rows of a stranger's set are its samples, none of them dropped."""
     store = open_store(url)
     if store.find(PLAN_FILE) is not None:
         reader = open_set(url, "tokenize")
-        content, dropped = reader.card.content, reader.card.content["dropped"]
-        repeats = dropped.get(duplicate_reason, 0)
-        return ExistingSet(reader.store, reader.inputs, content["rows_in"], sum(dropped.values()) - repeats, repeats)
+        return ExistingSet(reader.store, reader.inputs, reader.card.content)
     if (state := store.find(STATE_FILE)) is None:
         raise InputError(f"{url} holds neither {PLAN_FILE} nor {STATE_FILE}{_hint(store)}")
     named = [entry["filename"] for entry in msgspec.json.decode(state)["_data_files"]]
     listing = {file.key: file for file in store.files()}
     if lost := [name for name in named if name not in listing]:
         raise StorageError(f"{url}/{STATE_FILE} names {', '.join(lost)}, but no such file is there")
-    return ExistingSet(store, tuple(listing[name] for name in named), rows=0, dropped=0, duplicate_rows=0)
+    return ExistingSet(store, tuple(listing[name] for name in named), {})
 
 
 def _hint(store: Store) -> str:

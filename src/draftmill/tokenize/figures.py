@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from draftmill.contracts.cards import PartRecord
 from draftmill.contracts.percentiles import percentiles
 
-_PERCENTILES = (5, 50, 95)
+PERCENTILES = (5, 50, 95)
 
 
 class PartStats(msgspec.Struct, kw_only=True):
@@ -27,6 +27,10 @@ class PartStats(msgspec.Struct, kw_only=True):
     samples: int = 0
     duplicate_samples: int = 0
     """Samples with exactly the token ids of an earlier one in the same part: counted by who has the whole part."""
+    thinking_rows: int = 0
+    """Rows with samples whose answers hold reasoning."""
+    with_mask: int = 0
+    """Samples that hold the drafter's mask token, where that is known: train drops them."""
     differing: int = 0
     """Rows, of those that were checked, that the fast engine and the reference made different samples of."""
     truncated: int = 0
@@ -41,6 +45,11 @@ class PartStats(msgspec.Struct, kw_only=True):
     def supervised_frac(self) -> float:
         """Share of all tokens that is supervised."""
         return self.supervised / max(self.tokens, 1)
+
+    @property
+    def thinking_frac(self) -> float:
+        """Share of the rows that were kept whose answers hold reasoning."""
+        return self.thinking_rows / max(self.rows - self.dropped - self.duplicate_rows, 1)
 
     @property
     def truncated_frac(self) -> float:
@@ -77,6 +86,14 @@ def _histogram(numbers: NDArray[np.int32]) -> dict[int, int]:
 def fingerprint(input_ids: NDArray[np.int32]) -> int:
     """64 bits that tell a sample's ids from any other's."""
     return xxhash.xxh3_64_intdigest(np.ascontiguousarray(input_ids).data)
+
+
+def holding(input_ids: NDArray[np.int32], lengths: NDArray[np.int32], token_id: int | None) -> int:
+    """How many of the samples that lie in `input_ids` one after the other hold the token."""
+    if token_id is None:
+        return 0
+    places = np.flatnonzero(input_ids == token_id)
+    return len(np.unique(np.searchsorted(np.cumsum(lengths, dtype=np.int64), places, side="right")))
 
 
 def repeats(fingerprints: NDArray[np.uint64]) -> int:
@@ -118,9 +135,14 @@ def as_content(figures: PartStats) -> dict[str, Any]:
         "samples": figures.samples,
         "supervised_tokens": figures.supervised,
         "supervised_frac": round(figures.supervised_frac, 4),
-        "supervised_per_sample": percentiles(figures.supervised_counts, _PERCENTILES),
+        "supervised_per_sample": percentiles(figures.supervised_counts, PERCENTILES),
         "supervised_histogram": [{"from": a, "to": b, "samples": n} for a, b, n in bins(figures.supervised_counts)],
-        "length_per_sample": percentiles(figures.length_counts, _PERCENTILES),
+        "length_per_sample": percentiles(figures.length_counts, PERCENTILES),
         "truncated_frac": round(figures.truncated_frac, 4),
+        "thinking_rows": figures.thinking_rows,
+        "thinking_frac": round(figures.thinking_frac, 4),
+        "duplicate_rows": figures.duplicate_rows,
         "duplicate_samples": figures.duplicate_samples,
+        "samples_with_mask_id": figures.with_mask,
+        "rows_that_differed": figures.differing,
     }

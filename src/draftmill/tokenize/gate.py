@@ -57,6 +57,11 @@ def _sample_faults(figures: PartStats, limits: GateSettings) -> list[str]:
             f"(at least {limits.min_supervised_frac:.1%}: --min-supervised-frac)"
         )
     duplicate_frac = figures.duplicate_samples / figures.samples
+    if figures.with_mask > limits.max_dropped_frac * figures.samples:
+        faults.append(
+            f"{figures.with_mask / figures.samples:.1%} of {figures.samples:,} samples hold the mask token: train "
+            f"would drop them (at most {limits.max_dropped_frac:.1%}: --max-dropped-frac, or another --mask-id)"
+        )
     if duplicate_frac > limits.max_duplicate_frac:
         faults.append(
             f"{duplicate_frac:.1%} of {figures.samples:,} samples repeat the tokens of another "

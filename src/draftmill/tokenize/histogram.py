@@ -1,15 +1,36 @@
-"""A histogram of supervised tokens per sample, as text for people."""
+"""The figures of a tokenized set as text for people: a histogram of supervised tokens per sample, and a line each."""
 
 import sys
 
-from draftmill.tokenize.figures import PartStats, bins
+from draftmill.contracts.percentiles import percentiles
+from draftmill.tokenize.figures import PERCENTILES, PartStats, bins
 
 _BAR_WIDTH = 40
 
 
 def show(figures: PartStats, title: str) -> None:
-    """Writes the histogram to stderr."""
-    sys.stderr.write(histogram(figures, title) + "\n")
+    """Writes the histogram and the other figures to stderr."""
+    sys.stderr.write(histogram(figures, title) + "\n" + summary(figures) + "\n")
+
+
+def summary(figures: PartStats) -> str:
+    """Lengths and shares, a line each; what there is none of is left out."""
+    samples = max(figures.samples, 1)
+    lengths = ", ".join(f"{name} {number:,}" for name, number in percentiles(figures.length_counts, PERCENTILES).items())
+    lines = [
+        f"{figures.tokens:,} tokens, {figures.supervised_frac:.1%} of them supervised",
+        f"tokens per sample: {lengths}" if lengths else "",
+        f"{figures.truncated:,} samples cut at their limit ({figures.truncated_frac:.1%})" if figures.truncated else "",
+        f"{figures.thinking_frac:.1%} of the rows with reasoning" if figures.thinking_rows else "",
+        f"{figures.dropped:,} of {figures.rows:,} rows dropped" if figures.dropped else "",
+        f"{figures.duplicate_rows:,} rows repeat an id" if figures.duplicate_rows else "",
+        f"{figures.duplicate_samples:,} samples repeat the tokens of another" if figures.duplicate_samples else "",
+        f"{figures.with_mask:,} samples hold the mask token ({figures.with_mask / samples:.1%})"
+        if figures.with_mask
+        else "",
+        f"{figures.differing:,} checked rows came out differently from the fast engine" if figures.differing else "",
+    ]
+    return "\n".join(f"  {line}" for line in lines if line)
 
 
 def histogram(figures: PartStats, title: str) -> str:

@@ -11,7 +11,7 @@ from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.settings.inspect import InspectSettings
 from draftmill.storage.models import locate
 from draftmill.tokenize.existing import Existing, ExistingSet, open_existing
-from draftmill.tokenize.figures import PartStats, as_content, count, fingerprint, repeats
+from draftmill.tokenize.figures import PartStats, as_content, count, fingerprint, holding, repeats
 from draftmill.tokenize.gate import judge
 from draftmill.tokenize.histogram import show
 from draftmill.tokenize.part import DUPLICATE
@@ -21,38 +21,39 @@ _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
 
 def run(settings: InspectSettings) -> dict[str, Any]:
     """Shows the set (or one sample of it) on stderr; returns its figures."""
-    existing = open_existing(settings.input, DUPLICATE)
+    existing = open_existing(settings.input)
     if settings.dry_run:
         return {"room": "inspect", "dry_run": True, "recipe": settings.model_dump(mode="json"), "left": []}
     if settings.row is not None:
         return _show_sample(existing, settings.row, settings.tokenizer)
-    figures = _counted(existing)
+    figures = _counted(existing, settings.mask_id)
     show(figures, settings.input)
-    sys.stderr.write(
-        f"{figures.tokens:,} tokens, {figures.supervised_frac:.1%} of them supervised; "
-        f"{figures.truncated_frac:.1%} of the samples cut; {figures.duplicate_samples:,} repeat another's tokens\n"
-    )
     if settings.gate:
         judge(figures, settings, settings.input)
         sys.stderr.write("the gate lets it pass\n")
     return {"room": "inspect", "input": settings.input, "tokens": figures.tokens, **as_content(figures)}
 
 
-def _counted(existing: ExistingSet) -> PartStats:
+def _counted(existing: ExistingSet, mask_id: int | None) -> PartStats:
+    """The samples are counted anew; what is known of their rows is the card's, where there is one."""
+    mask_id = mask_id if mask_id is not None else existing.content.get("recipe", {}).get("mask_id")
     seen = [
-        (len(sample.input_ids), np.count_nonzero(sample.loss_mask), sample.truncated, fingerprint(sample.input_ids))
-        for sample in existing.samples()
+        (len(ids), np.count_nonzero(mask), truncated, fingerprint(ids), holding(ids, np.array([len(ids)]), mask_id))
+        for _, ids, mask, truncated in existing.samples()
     ]
-    lengths, supervised, truncated, fingerprints = zip(*seen, strict=True) if seen else ((), (), (), ())
+    lengths, supervised, truncated, fingerprints, with_mask = zip(*seen, strict=True) if seen else ((),) * 5
+    dropped = existing.content.get("dropped", {})
     figures = count(
         np.array(lengths, np.int32),
         np.array(supervised, np.int32),
         np.array(truncated, np.bool_),
-        rows=existing.rows,
-        dropped=existing.dropped,
-        duplicate_rows=existing.duplicate_rows,
+        rows=existing.content.get("rows_in", 0),
+        dropped=sum(dropped.values()) - dropped.get(DUPLICATE, 0),
+        duplicate_rows=dropped.get(DUPLICATE, 0),
+        thinking_rows=existing.content.get("thinking_rows", 0),
+        differing=existing.content.get("rows_that_differed", 0),
     )
-    figures.duplicate_samples = repeats(np.array(fingerprints, np.uint64))
+    figures.duplicate_samples, figures.with_mask = repeats(np.array(fingerprints, np.uint64)), sum(with_mask)
     return figures
 
 

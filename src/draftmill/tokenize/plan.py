@@ -50,7 +50,7 @@ class Blueprint:
     def rows(self) -> RowMakerSpec:
         """What makes samples of rows."""
         chosen = self.settings
-        return RowMakerSpec(self.tokenizer, chosen.turns, chosen.max_tokens, chosen.template_kwargs)
+        return RowMakerSpec(self.tokenizer, chosen.turns, chosen.max_tokens, chosen.template_kwargs, chosen.mask_id)
 
 
 def draw_up(settings: TokenizeSettings) -> Blueprint:
@@ -84,6 +84,7 @@ def _recipe(settings: TokenizeSettings, chat: Chat, source: Source) -> dict[str,
         "turns": settings.turns,
         "template_kwargs": settings.template_kwargs,
         "max_tokens": settings.max_tokens,
+        "mask_id": settings.mask_id,
         "part_bytes": settings.part_bytes,
         "tokenizer_hash": chat.tokenizer_hash,
         "template_hash": chat.template_hash,

@@ -23,8 +23,8 @@ from draftmill.contracts.cards import Dropped
 from draftmill.contracts.rows import Row, RowError, read_row
 from draftmill.settings.tokenize import Turns
 from draftmill.tokenize.encoders import Encoded, Encoder, ReferenceEncoder, open_encoder
-from draftmill.tokenize.figures import PartStats, count, fingerprint
-from draftmill.tokenize.samples import Sample, Unencoded, Unfolder, cut, why_nothing
+from draftmill.tokenize.figures import PartStats, count, fingerprint, holding
+from draftmill.tokenize.samples import Sample, Unencoded, Unfolder, cut, holds_reasoning, why_nothing
 
 # Of rows in this many one is checked: which, is a matter of its id.
 CHECKED_EVERY = 500
@@ -43,6 +43,8 @@ class RowMakerSpec:
     turns: Turns
     max_tokens: int
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    mask_id: int | None = None
+    """Samples that hold this token are counted."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class _Chunk:
     row_ids: list[str | None] = field(default_factory=list)
     rows: list[_Read] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
+    thinking: int = 0
     differing: int = 0
 
     def drop(self, line: int, row_id: str | None, reason: str) -> None:
@@ -121,7 +124,7 @@ class RowMaker:
         chunk, way = _Chunk(file), self.careful if careful else self.fast
         for number, line in lines:
             _read(chunk, number, line, way.unfold)
-        return _batch(list(self._finished(chunk, way)), chunk)
+        return _batch(list(self._finished(chunk, way)), chunk, self.spec.mask_id)
 
     def _finished(self, chunk: _Chunk, way: _Way) -> Iterator[Sample]:
         """The samples that can be learnt from; rows that have none are listed."""
@@ -132,7 +135,9 @@ class RowMaker:
             samples = [cut(s.id, ids, self.spec.max_tokens) for s, ids in zip(read.samples, encoded, strict=True)]
             kept = [sample for sample in samples if sample.has_anchor]
             yield from kept
-            if not kept:
+            if kept:
+                chunk.thinking += holds_reasoning(read.row)
+            else:
                 chunk.drop(read.line, read.row.id, why_nothing(encoded))
 
     def _check(self, chunk: _Chunk, read: _Read, encoded: Sequence[Encoded]) -> None:
@@ -171,29 +176,27 @@ def _encoded(rows: Sequence[Sequence[Unencoded]], encoder: Encoder) -> list[list
     return [[s.content if isinstance(s.content, Encoded) else next(encoded) for s in samples] for samples in rows]
 
 
-def _batch(samples: Sequence[Sample], chunk: _Chunk) -> RowBatch:
+def _batch(samples: Sequence[Sample], chunk: _Chunk, mask_id: int | None) -> RowBatch:
     lengths = np.array([len(sample.input_ids) for sample in samples], np.int32)
     supervised = np.array([np.count_nonzero(sample.loss_mask) for sample in samples], np.int32)
     truncated = np.array([sample.truncated for sample in samples], np.bool_)
-    rows_in = len(chunk.row_ids)
+    input_ids = np.concatenate([np.empty(0, np.int32), *(sample.input_ids for sample in samples)])
+    rows = {
+        "rows": len(chunk.row_ids),
+        "dropped": len(chunk.dropped),
+        "thinking_rows": chunk.thinking,
+        "differing": chunk.differing,
+        "with_mask": holding(input_ids, lengths, mask_id),
+    }
     return RowBatch(
         sample_ids=[sample.id for sample in samples],
         lengths=lengths,
-        input_ids=np.concatenate([np.empty(0, np.int32), *(sample.input_ids for sample in samples)]),
+        input_ids=input_ids,
         loss_mask=np.concatenate([np.empty(0, np.bool_), *(sample.loss_mask for sample in samples)]),
         truncated=truncated,
         fingerprints=np.array([fingerprint(sample.input_ids) for sample in samples], np.uint64),
         row_ids=chunk.row_ids,
-        rows_in=rows_in,
+        rows_in=len(chunk.row_ids),
         dropped=sorted(chunk.dropped, key=lambda drop: drop.line),
-        stats=count(
-            lengths, supervised, truncated, rows=rows_in, dropped=len(chunk.dropped), differing=chunk.differing
-        ),
+        stats=count(lengths, supervised, truncated, **rows),
     )
-
-
-def samples_of(batch: RowBatch) -> list[Sample]:
-    """The batch's samples, one by one."""
-    ends = np.cumsum(batch.lengths).tolist()
-    cuts = zip(batch.sample_ids, [0, *ends], ends, batch.truncated.tolist(), strict=False)
-    return [Sample(name, batch.input_ids[a:b], batch.loss_mask[a:b], is_cut) for name, a, b, is_cut in cuts]

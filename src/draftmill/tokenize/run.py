@@ -14,6 +14,7 @@ from draftmill.tokenize.figures import as_content, figures_of, total
 from draftmill.tokenize.gate import judge
 from draftmill.tokenize.histogram import show
 from draftmill.tokenize.making import make_missing
+from draftmill.tokenize.picture import PICTURE_FILE, picture
 from draftmill.tokenize.plan import Blueprint, describe, draw_up
 from draftmill.tokenize.shards import datasets_files
 
@@ -46,7 +47,8 @@ def _finish(writer: SetWriter, blueprint: Blueprint, settings: TokenizeSettings,
         dropped = count_reasons(drop for record in records for drop in record.dropped)
         raise InputError(f"no row of {settings.input} gives a sample ({told_reasons(dropped)})")
     judge(figures, settings, "the set")
-    for name, data in datasets_files(records, writer.plan.hash).items():
+    beside = {**datasets_files(records, writer.plan.hash), PICTURE_FILE: picture(figures, f"tokenize {settings.input}")}
+    for name, data in beside.items():
         writer.publish_file(name, data)
     content = {**as_content(figures), **blueprint.origin}
     made_by = {**provenance(watch), "workers": settings.workers}

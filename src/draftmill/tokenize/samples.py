@@ -79,6 +79,15 @@ def _named(row_id: str, made: Sequence[tuple[int, RenderedTurns | Encoded]]) -> 
     return [Unencoded(f"{row_id}#{answer}", content) for answer, content in made]
 
 
+def holds_reasoning(row: Row) -> bool:
+    """Whether an answer of the row holds reasoning, in a field of its own or before a closing tag."""
+    return any(
+        (message.get("reasoning_content") or "").strip() or "</think>" in (message["content"] or "")
+        for message in row.messages
+        if message["role"] == "assistant"
+    )
+
+
 def cut(sample_id: str, encoded: Encoded, max_tokens: int) -> Sample:
     """The sample, no longer than `max_tokens`: cut in its ids, and flagged, without an end that nobody generated."""
     is_long = len(encoded.input_ids) > max_tokens
