@@ -38,6 +38,8 @@ class TokenizeSettings(GateSettings):
     """Folders that receive the samples; may be given twice (local and s3://)."""
     tokenizer: str
     """Tokenizer and chat template of the target: a local folder, a Hugging Face id, or package:NAME."""
+    also: tuple[Literal["jsonl"], ...] = ()
+    """jsonl: the finished set once more as JSON lines of input_ids and loss_mask, for SpecForge and speculators."""
     turns: Turns = "faithful"
     """Which answers are supervised: faithful, those behind the very prompt the target saw; expand, the same as one
     sample per answer, so that no earlier thinking is lost; all, every one; last, the last one of each row. Answers that

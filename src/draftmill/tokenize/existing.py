@@ -47,7 +47,7 @@ class ExistingSet:
     def samples(self) -> Iterator[Existing]:
         """Every sample, shard by shard; StorageError naming a shard that is cut, InputError for columns we lack."""
         for file in self.files:
-            yield from _samples_of(local_copy(self.store, file), file.key)
+            yield from shard_samples(local_copy(self.store, file), file.key)
 
 
 def open_existing(url: str) -> ExistingSet:
@@ -72,7 +72,8 @@ def _hint(store: Store) -> str:
     return f"; it is a DatasetDict: name one of its folders, {' or '.join(msgspec.json.decode(splits)['splits'])}"
 
 
-def _samples_of(path: Path, key: str) -> Iterator[Existing]:
+def shard_samples(path: Path, key: str) -> Iterator[Existing]:
+    """The samples of one shard; `key` names it in errors."""
     try:
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
             for batch in reader:

@@ -13,6 +13,7 @@ from draftmill.storage.sets import SetWriter, open_set_writer
 from draftmill.tokenize.figures import as_content, figures_of, total
 from draftmill.tokenize.gate import judge
 from draftmill.tokenize.histogram import show
+from draftmill.tokenize.jsonl import write_jsonl
 from draftmill.tokenize.making import make_missing
 from draftmill.tokenize.picture import PICTURE_FILE, picture
 from draftmill.tokenize.plan import Blueprint, describe, draw_up
@@ -35,6 +36,9 @@ def run(settings: TokenizeSettings) -> dict[str, Any]:
             if writer.missing():
                 asyncio.run(make_missing(writer, blueprint, settings))
         card = _finish(writer, blueprint, settings, watch)
+    if "jsonl" in settings.also:
+        for url in settings.output:
+            write_jsonl(url)
     return msgspec.to_builtins(card)
 
 
