@@ -16,7 +16,9 @@ def show(figures: PartStats, title: str) -> None:
 def summary(figures: PartStats) -> str:
     """Lengths and shares, a line each; what there is none of is left out."""
     samples = max(figures.samples, 1)
-    lengths = ", ".join(f"{name} {number:,}" for name, number in percentiles(figures.length_counts, PERCENTILES).items())
+    lengths = ", ".join(
+        f"{name} {number:,}" for name, number in percentiles(figures.length_counts, PERCENTILES).items()
+    )
     lines = [
         f"{figures.tokens:,} tokens, {figures.supervised_frac:.1%} of them supervised",
         f"tokens per sample: {lengths}" if lengths else "",
