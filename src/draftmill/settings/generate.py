@@ -1,6 +1,6 @@
 """Settings of `draftmill generate`, and of its gate."""
 
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -154,7 +154,7 @@ class GenerateSettings(RoomSettings, SamplingSettings, ServedSettings, AnswerLim
     """In-process: longest wait for one batch."""
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _fits_together(self) -> "GenerateSettings":
         if not self.endpoint and self.temperature > 0:
             raise ValueError(f"temperature {self.temperature} needs --endpoint: in-process engines decode greedily")
         if self.thinking != "default" and "enable_thinking" in self.template_kwargs:

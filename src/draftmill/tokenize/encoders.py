@@ -13,7 +13,7 @@ import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import gigatoken
 import numpy as np
@@ -42,6 +42,7 @@ class Encoded(NamedTuple):
         return np.array_equal(self.input_ids, other.input_ids) and np.array_equal(self.loss_mask, other.loss_mask)
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """Turns rendered conversations, valid Unicode each, into ids and masks."""
 

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ DUPLICATE = "duplicate id"
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class MakesRows(Protocol):
     """A RowMaker, or what stands for one."""
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from draftmill.contracts.errors import StorageError
 from draftmill.tokenize.crew import DEATH, Nursery, Worker
@@ -21,6 +21,7 @@ MAX_DEATHS = 2
 """Workers that one part may cost."""
 
 
+@runtime_checkable
 class Pool(Protocol):
     """Makes parts."""
 

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,7 @@ class ShardWriter:
         self._digest = hashlib.sha256()
         self._waiting: list[RowBatch] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ShardWriter":
         try:
             self._file = self.path.open("wb", buffering=0)
         except OSError as error:
