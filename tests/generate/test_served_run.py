@@ -154,6 +154,23 @@ def test_a_run_stops_where_the_engine_loses_the_reasoning_of_earlier_turns(
     assert "left the reasoning of earlier turns out of the prompt" in capsys.readouterr().err
 
 
+def test_what_the_engine_read_is_kept_where_its_template_is_another(
+    plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = write_tiny_tokenizer(
+        tmp_path / "changed", chat_template="{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    (changed / "tokenizer.json").write_bytes((plain / "tokenizer.json").read_bytes())
+    desk = Desk(tmp_path, changed, {})
+    desk.prompts(["prompt 0", "prompt 1"])
+    with stub_at_work(tokenizer=plain) as (stub, url):
+        assert desk.generate(url) == 0
+        read = stub.speaker.encode(stub.speaker.prompt(stub.asked[-1], stub.asked[-1]["messages"], thinks=False))
+    assert read in [row["messages"][-1]["prompt_token_ids"] for row in rows_of(desk.out)]
+    assert card_of(desk.out)["prompt_differs"] == 2
+    assert "2 answers were given to another prompt" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("on_length", ["aside", "keep"])
 def test_unfinished_thinking_is_no_answer(thinking: Path, tmp_path: Path, on_length: str) -> None:
     """Rows 8 and 9, without ids and with every spelling of the fault."""

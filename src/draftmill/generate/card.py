@@ -6,7 +6,7 @@ from typing import Any
 
 from draftmill.contracts.cards import Card, PartRecord, count_reasons, told_reasons
 from draftmill.generate.figures import AnswerFigures
-from draftmill.generate.gate import aside_of
+from draftmill.generate.gate import EMPTY_REASONS, aside_of
 from draftmill.generate.plan import Blueprint
 
 
@@ -18,6 +18,7 @@ def content_of(blueprint: Blueprint, records: Sequence[PartRecord]) -> dict[str,
     return {
         **figures.as_content(),
         "set_aside": aside_of(records),
+        "empty_frac": round(sum(aside_of(records)[r] for r in EMPTY_REASONS) / sum(r.rows_in for r in records), 6),
         "failed": count_reasons(failed),
         "failed_rows": failed,
         "prompt_sets": [
@@ -53,4 +54,9 @@ def tell(records: Sequence[PartRecord]) -> None:
     lines = [f"{sum(record.rows_in for record in records):>12,} rows in", f"{sum(r.rows for r in records):>12,} ok"]
     for kind, reasons in kinds.items():
         lines.append(f"{reasons.total():>12,} {kind}{f' ({told_reasons(reasons)})' if reasons else ''}")
+    if differing := AnswerFigures.total(AnswerFigures.read(record.stats) for record in records).prompt_differs:
+        lines.append(
+            f"{differing:>12,} answers were given to another prompt than the template here prints: where the engine "
+            "returns its ids, training data are what it read; see that --tokenizer and the engine share a template"
+        )
     sys.stderr.write("\n".join(lines) + "\n")

@@ -11,7 +11,7 @@ from draftmill.generate.survey import REPEATED_CONTENT, REPEATED_ID
 from draftmill.settings.generate import GenerateGate
 
 _REPEATED = (REPEATED_ID, REPEATED_CONTENT)
-_EMPTY = (EMPTY, OPEN_THINKING)
+EMPTY_REASONS = (EMPTY, OPEN_THINKING)
 
 
 def judge(records: Sequence[PartRecord], limits: GenerateGate, what: str) -> None:
@@ -42,11 +42,11 @@ def _shares(records: Sequence[PartRecord], limits: GenerateGate) -> list[_Share]
     return [
         (_without(dropped, (*_REPEATED, EXCLUDED)), "were dropped", limits.max_dropped_frac, "max-dropped-frac"),
         (_only(dropped, _REPEATED), "repeat another", limits.max_duplicate_frac, "max-duplicate-frac"),
-        (_only(aside, _EMPTY), "were answered with nothing", limits.max_empty_frac, "max-empty-frac"),
+        (_only(aside, EMPTY_REASONS), "were answered with nothing", limits.max_empty_frac, "max-empty-frac"),
         (_only(aside, (CUT,)), "have an answer that was cut", limits.max_cut_frac, "max-cut-frac"),
         (_only(aside, (LOCKED,)), "end in a cycle", limits.max_repetition_frac, "max-repetition-frac"),
         (
-            _without(aside, (*_EMPTY, CUT, LOCKED)),
+            _without(aside, (*EMPTY_REASONS, CUT, LOCKED)),
             "have an answer that cannot be used",
             limits.max_broken_frac,
             "max-broken-frac",

@@ -35,7 +35,10 @@ class Manner:
 
     def render(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> str:
         """The prompt as the engine will render it; RowError where the template refuses it."""
-        return self.chat.render(messages, add_generation_prompt=True, tools=tools, **self.settings.switches)
+        try:
+            return self.chat.render(messages, add_generation_prompt=True, tools=tools, **self.settings.switches)
+        except RecursionError as error:
+            raise RowError("nested too deeply", str(error)) from error
 
     def max_tokens(self, prompt_tokens: int) -> int:
         """The longest answer that the window has room for behind a prompt; 0 where it does not fit.

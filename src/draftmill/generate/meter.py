@@ -9,6 +9,8 @@ from draftmill.generate.conversation import Kept
 from draftmill.progress import Progress
 from draftmill.serving.endpoint import EndpointFigures
 
+_TOLD = ("set aside", "dropped", "failed", "read otherwise")
+
 
 class Meter:
     """Counts prompts as they end. `endpoints` says what the engines have done so far; nothing where there are none."""
@@ -25,6 +27,7 @@ class Meter:
         if isinstance(end, Kept):
             self._tokens += end.figures.completion_tokens
         self._counts[_kind(end)] += 1
+        self._counts["read otherwise"] += isinstance(end, Kept) and end.figures.prompt_differs > 0
         self._progress.advance(1, self._note)
 
     def skip(self) -> None:
@@ -37,7 +40,7 @@ class Meter:
 
     def _note(self) -> str:
         elapsed_s = max(time.monotonic() - self._start_s, 1e-9)
-        lost = [f"{self._counts[kind]:,} {kind}" for kind in ("set aside", "dropped", "failed") if self._counts[kind]]
+        lost = [f"{self._counts[kind]:,} {kind}" for kind in _TOLD if self._counts[kind]]
         engines = [_shown(figures, elapsed_s) for figures in self._endpoints()]
         return "  ".join([f"{self._tokens / elapsed_s:,.0f} tokens/s", *lost, *engines])
 

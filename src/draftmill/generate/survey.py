@@ -164,6 +164,7 @@ class _Notes:
         """The rows' bits, repeats among them: a row that is dropped for its id does not claim its content."""
         marks = np.frombuffer(self._marks, np.uint8).copy()
         marks[_repeats(self._ids, marks & IS_PROMPT != 0)] |= SAME_ID
+        self._ids.clear()
         marks[_repeats(self._contents, (marks & IS_PROMPT != 0) & (marks & SAME_ID == 0))] |= SAME_CONTENT
         return marks
 
