@@ -65,11 +65,12 @@ def test_a_killed_run_goes_on_with_the_ids_that_are_missing(desk: Desk) -> None:
     desk.prompts([f"prompt {n}" + ("[[stall=30 x1]]" if n < 6 else "") for n in range(10)])
     with stub_at_work(tokenizer=desk.tokenizer) as (stub, url):
         process = desk.start(url)
-        wait_for(lambda: len(desk.spooled()) + len(rows_of(desk.out)) == 4, process)
+        wait_for(lambda: len({*desk.spooled(), *ids(rows_of(desk.out))}) == 4, process)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
         check_parts(desk.out)
-        assert sorted([*desk.spooled(), *ids(rows_of(desk.out))]) == ["r6", "r7", "r8", "r9"]
+        # In both for a moment, between publishing a part and forgetting its spool.
+        assert {*desk.spooled(), *ids(rows_of(desk.out))} == {"r6", "r7", "r8", "r9"}
         assert desk.generate(url) == 0
         assert [stub.hits[f"prompt {n}"] for n in range(6, 10)] == [1, 1, 1, 1]
     check_whole(desk.out, (f"r{n}" for n in range(10)))
