@@ -37,7 +37,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is known of a prompt that is done, without its row: `dropped` where there is none."""
 
     id: str
-    crc32: int
+    crc32: int = 0
+    """Of all else in the line: of the entry without it, and of the row."""
     figures: AnswerFigures = AnswerFigures()
     reason: str | None = None
     """Why the row is set aside; None for a row of the set."""
@@ -138,15 +139,20 @@ def _read(line: bytes) -> Entry | None:
         entry = msgspec.json.decode(header, type=Entry)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return entry if line.endswith(b"\n") and zlib.crc32(row) == entry.crc32 else None
+    return entry if line.endswith(b"\n") and _crc32(entry, row) == entry.crc32 else None
 
 
 def _line(end: Kept | Dropped) -> bytes:
     if isinstance(end, Dropped):
         assert end.id is not None, "a prompt has an id"
-        return msgspec.json.encode(Entry(id=end.id, crc32=zlib.crc32(b"\n"), dropped=end)) + b"\t\n"
-    entry = Entry(id=end.id, crc32=zlib.crc32(end.data), figures=end.figures, reason=end.reason)
-    return msgspec.json.encode(entry) + b"\t" + end.data
+        entry, row = Entry(id=end.id, dropped=end), b"\n"
+    else:
+        entry, row = Entry(id=end.id, figures=end.figures, reason=end.reason), end.data
+    return msgspec.json.encode(msgspec.structs.replace(entry, crc32=_crc32(entry, row))) + b"\t" + row
+
+
+def _crc32(entry: Entry, row: bytes) -> int:
+    return zlib.crc32(row, zlib.crc32(msgspec.json.encode(msgspec.structs.replace(entry, crc32=0))))
 
 
 @contextmanager
