@@ -1,6 +1,9 @@
 """Promise: flags win over the recipe, a wrong key or flag is named with its cure, a failure ends in a JSON line."""
 
+import asyncio
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -73,6 +76,7 @@ def test_a_wrong_recipe_is_named_with_its_cure(
         (["generate", "--recipe", "recipes/demo.toml"], "give --split train"),
         (["generate"], "cannot be followed"),
         (["generate", "--max-new-tokens", "x", "--input", "a", "--output", "b", "--target", "c"], "cannot be followed"),
+        (["generate", "--min-timeout-s=inf", "--input", "a", "--output", "b", "--target", "c"], "cannot be followed"),
         (["run", "--recipe", "typo.toml"], "typo.toml: no such recipe file"),
     ],
 )
@@ -118,3 +122,26 @@ def test_a_dry_run_of_the_line_shows_every_room_and_writes_nothing(
 def test_values_of_a_table_are_checked_one_by_one(recipe: Path) -> None:
     with pytest.raises(RecipeError, match="held_out_frac = 7"):
         room_values(load_recipe(recipe), "generate", ROOMS["generate"].model(), split="train", held_out_frac=7)
+
+
+def test_a_run_that_is_terminated_has_its_event_loop_end_in_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The signal comes while some task is at work: it must not be that task's error."""
+    ends: list[str] = []
+
+    async def ask() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(60)
+        except BaseException as end:
+            ends.append(type(end).__name__)
+            raise
+
+    async def ask_all() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ask())
+
+    monkeypatch.setattr("draftmill.generate.run.run", lambda _settings: asyncio.run(ask_all()))
+    assert main(["generate", "--input", "p", "--output", "o", "--target", "t"]) == 130
+    assert ends == ["CancelledError"] and closing(capsys)["exit_code"] == 130

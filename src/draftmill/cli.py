@@ -37,7 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    """As Ctrl-C: an event loop ends in order then, where an error would come up in whatever task is at work."""
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.raise_signal(signal.SIGINT)
+    else:  # a shell has its background jobs ignore Ctrl-C
+        raise KeyboardInterrupt
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 class Settings(BaseModel):
     """Base of every room's settings; unknown keys are refused, and a field's docstring is its `--help` text."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class RoomSettings(Settings):
