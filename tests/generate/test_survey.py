@@ -151,6 +151,16 @@ def test_a_file_that_changed_between_the_passes_is_noticed(tmp_path: Path) -> No
             units(found)
 
 
+def test_a_row_that_changed_between_the_passes_is_not_asked(tmp_path: Path) -> None:
+    rows = [{"id": str(n), "prompt": f"x{n}"} for n in range(4)]
+    found = look(write(tmp_path / "p.jsonl", *rows))
+    write(tmp_path / "p.jsonl", *rows[:2], {"id": "2", "prompt": "other"}, rows[3])
+    taken = Intake(found, Reading("own", imports=False)).units(found.spans[0])
+    assert [next(taken).id, next(taken).id] == ["0", "1"]
+    with pytest.raises(InputError, match="changed while it was read"):
+        next(taken)
+
+
 def test_replayed_turns_are_counted_as_prompts(tmp_path: Path) -> None:
     trace = [{"role": role, "content": role} for role in ("user", "assistant", "user", "assistant")]
     found = look(write(tmp_path / "p.jsonl", {"id": "t", "messages": trace}), reading=Reading("replay", imports=False))

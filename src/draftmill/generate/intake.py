@@ -1,6 +1,7 @@
 """The second pass over the prompts: the lines of one part after another, in the survey's order, each read once."""
 
 import hashlib
+import zlib
 from collections.abc import Iterator
 
 from draftmill.contracts.cards import Dropped
@@ -29,18 +30,24 @@ class Intake:
         self._lines: Iterator[tuple[int, bytes]] = iter(())
 
     def units(self, span: Span) -> Iterator[Prompt | Dropped]:
-        """The part's prompts and the rows left out, in order; InputError where a file changed since the survey."""
+        """The part's prompts and the rows left out, in order; InputError where a file changed since the survey, before
+        a row is given that is another now: its answer would be kept as the other's."""
         digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for stretch in span.stretches:
             key = self._found.files[stretch.file].file.key
             for row, (line, data) in enumerate(self._stretch(stretch), start=stretch.row):
-                marks = int(self._found.marks[row]) if row < len(self._found.marks) else 0
+                if row >= len(self._found.marks) or zlib.crc32(data) != self._found.crcs[row]:
+                    raise self._changed(span)
+                marks = int(self._found.marks[row])
                 if marks & IN_SPLIT:
                     digest.update(data)
                     yield from self._one(key, line, data, marks)
         if digest.digest() != span.digest:
-            names = ", ".join(self._found.pieces(span))
-            raise InputError(f"{names} changed while it was read: run the same command again, which plans anew")
+            raise self._changed(span)
+
+    def _changed(self, span: Span) -> InputError:
+        names = ", ".join(self._found.pieces(span))
+        return InputError(f"{names} changed while it was read: run the same command again, which plans anew")
 
     def _stretch(self, stretch: Stretch) -> Iterator[tuple[int, bytes]]:
         if self._file != stretch.file:

@@ -1,11 +1,12 @@
 """The first pass over the prompts: what is there, which rows repeat others, and which lines make which part.
 
-Every file is streamed once. 37 bytes a row are kept while reading (digests of id and content) and one afterwards, so
+Every file is streamed once. 41 bytes a row are kept while reading (digests of id and content) and five afterwards, so
 that a million rows need no more memory than they must.
 """
 
 import hashlib
 import logging
+import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -58,11 +59,12 @@ class Span:
 
 @dataclass(frozen=True)
 class Survey:
-    """All rows of the inputs; `marks` holds the bits of each."""
+    """All rows of the inputs; `marks` holds the bits of each, `crcs` the CRC-32 of its line."""
 
     files: tuple[RowFile, ...]
     rows_of_file: tuple[int, ...]
     marks: NDArray[np.uint8]
+    crcs: NDArray[np.uint32]
     spans: tuple[Span, ...]
 
     @property
@@ -92,7 +94,7 @@ def survey(files: Sequence[RowFile], settings: GenerateSettings, reading: Readin
     marks = notes.mark_repeats()
     if not np.any(marks & (IN_SPLIT | IS_PROMPT) == IN_SPLIT | IS_PROMPT):
         raise InputError(_nothing_left(settings, len(marks), notes.first_loss))
-    return Survey(tuple(files), rows_of_file, marks, notes.spans(marks))
+    return Survey(tuple(files), rows_of_file, marks, notes.crcs(), notes.spans(marks))
 
 
 def find_inputs(urls: Sequence[str]) -> tuple[RowFile, ...]:
@@ -127,6 +129,7 @@ class _Notes:
     _ids: bytearray = field(default_factory=bytearray)
     _contents: bytearray = field(default_factory=bytearray)
     _marks: bytearray = field(default_factory=bytearray)
+    _crcs: "array[int]" = field(default_factory=lambda: array("I"))
     _prompts: "array[int]" = field(default_factory=lambda: array("H"))
     _asked: "array[int]" = field(default_factory=lambda: array("H"))
     _parts: list["_PartNotes"] = field(default_factory=list)
@@ -149,6 +152,7 @@ class _Notes:
             self._add_to_part(file, line, data)
             if isinstance(found[0], Dropped) and self.first_loss is None:
                 self.first_loss = found[0]
+        self._crcs.append(zlib.crc32(data))
         self._marks.append((IN_SPLIT if is_ours else 0) | (IS_PROMPT if prompts else 0))
         self._ids += _digest(prompts[0].row.id.encode()) if prompts else bytes(DIGEST_BYTES)
         self._contents += _digest(self.reading.content(prompts[0])) if prompts else bytes(DIGEST_BYTES)
@@ -159,6 +163,10 @@ class _Notes:
         if not self._parts or self._parts[-1].num_rows == self.settings.part_rows:
             self._parts.append(_PartNotes())
         self._parts[-1].add(file, line, len(self._marks), data)
+
+    def crcs(self) -> NDArray[np.uint32]:
+        """Of each row's line."""
+        return np.frombuffer(self._crcs, np.uint32)
 
     def mark_repeats(self) -> NDArray[np.uint8]:
         """The rows' bits, repeats among them: a row that is dropped for its id does not claim its content."""
