@@ -54,7 +54,9 @@ def test_a_strict_server_is_asked_without_token_ids_from_then_on() -> None:
 
 
 def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
-    with pytest.raises(ServingError, match=r"1 of 1 endpoints.*\n.*does not serve 'Qwen/Qwen3.6-27B' but 'stub'"):
+    with pytest.raises(
+        ServingError, match=r"1 of 1 endpoints.*\n.*does not serve 'Qwen/Qwen3.6-27B' but 'stub'.*--served"
+    ):
         probed(StubEngine(), model="Qwen/Qwen3.6-27B")
 
 
@@ -70,6 +72,8 @@ def test_no_engine_at_all_is_told() -> None:
 def test_an_address_without_v1_is_told_where_to_look() -> None:
     with pytest.raises(ServingError, match=r"HTTP 404.*below http://127.0.0.1:[0-9]+/v1"):
         probed(StubEngine(), below="/")
+    with pytest.raises(ServingError, match=r"HTTP 404.*below http://127.0.0.1:[0-9]+/v1$"):
+        probed(StubEngine(), below="/v1/chat/completions")
 
 
 @pytest.mark.parametrize(("dialect", "has_parser"), [("vllm", True), ("sglang", True), ("vllm", False)])
@@ -108,5 +112,7 @@ def test_a_parser_that_takes_every_answer_for_thinking_is_found() -> None:
 
 def test_every_endpoint_that_cannot_be_used_is_named() -> None:
     stormy = StubEngine(storm=read_faults("[[503]]")[0], storm_end_s=float("inf"))
-    with pytest.raises(ServingError, match=r"2 of 3 endpoints(.|\n)*does not serve(.|\n)*HTTP 503: commanded 503"):
+    with pytest.raises(
+        ServingError, match=r"2 of 3 endpoints(.|\n)*does not serve(.|\n)*HTTP 503: commanded 503\n.*others"
+    ):
         probed(StubEngine(model="another"), StubEngine(), stormy)

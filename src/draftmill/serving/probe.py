@@ -62,7 +62,8 @@ async def probe_all(endpoints: Sequence[Endpoint], wish: ProbeWish) -> list[Prob
             raise outcome
     pairs = zip(endpoints, found, strict=True)
     if faults := [f"  {endpoint.url}: {fault}" for endpoint, fault in pairs if isinstance(fault, ServingError)]:
-        raise ServingError(f"{len(faults)} of {len(endpoints)} endpoints cannot be used:\n" + "\n".join(faults))
+        rest = "\nOr go on with the others: a set is bound to no endpoint" if len(faults) < len(endpoints) else ""
+        raise ServingError(f"{len(faults)} of {len(endpoints)} endpoints cannot be used:\n" + "\n".join(faults) + rest)
     return [outcome for outcome in found if isinstance(outcome, ProbeResult)]
 
 
@@ -96,7 +97,7 @@ async def _served(endpoint: Endpoint, name: str) -> _Model | None:
             return model
     if models:
         served = ", ".join(repr(model.id) for model in models[:_LISTED_MODELS])
-        raise ServingError(f"does not serve {name!r} but {served}: name the model as it is served there")
+        raise ServingError(f"does not serve {name!r} but {served}: name it as it is served there (--served-name)")
     return None
 
 
@@ -128,7 +129,8 @@ async def _answer(endpoint: Endpoint, wish: ProbeWish, window: int | None) -> Ch
     except Setback as setback:
         raise ServingError(f"is there, but its model does not answer: {setback}") from setback
     except RequestRefusedError as error:
-        hint = "" if endpoint.url.endswith("/v1") else f"; OpenAI-compatible servers answer below {endpoint.url}/v1"
+        base = endpoint.url.partition("/v1")[0]
+        hint = "" if endpoint.url == f"{base}/v1" else f"; OpenAI-compatible servers answer below {base}/v1"
         raise ServingError(f"does not take the question: {error}{hint}") from error
 
 
@@ -142,7 +144,8 @@ def mode_fault(answer: ChatAnswer, thinking: bool | None) -> str | None:
     if thinking and not thinks:
         return (
             "thinking is wanted, but the answer has neither reasoning_content nor reasoning, and no </think>: see that "
-            f"its template is switched to thinking, and start it with its --reasoning-parser; it said: {shown}"
+            f"its template is switched to thinking, and start it with its --reasoning-parser, or leave --thinking out "
+            f"where the target cannot think; it said: {shown}"
         )
     if thinking is False and answer.content is None:
         return (
