@@ -45,6 +45,7 @@ def test_a_row_without_id_is_named_by_its_content() -> None:
         (b"[" * 5_000, "broken JSON"),
         (b"[1, 2]", "not a JSON object"),
         (b'{"text": "a"}', "no messages, conversations or prompt"),
+        (b'{"prompt": [{"role": "user", "content": "a"}]}', "prompt is not text"),
         (b'{"messages": []}', "no messages"),
         (b'{"messages": "hi"}', "messages is not a list"),
         (b'{"messages": [7]}', "a message is not an object"),

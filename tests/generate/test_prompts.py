@@ -41,6 +41,12 @@ def test_a_row_without_something_to_answer_is_refused(roles: tuple[str, ...], re
         cut_turns(says(*roles))
 
 
+def test_a_row_that_cannot_be_read_says_what_is_special_about_it() -> None:
+    (unread,) = OWN.prompts("p.jsonl", 7, b'{"id": "r", "prompt": [{"role": "user", "content": "a"}]}')
+    detail = "it is a list; a list of messages is read from messages"
+    assert unread == Dropped(file="p.jsonl", line=7, id="r", reason="prompt is not text", detail=detail)
+
+
 def test_replay_asks_for_each_recorded_answer_from_the_recorded_history() -> None:
     messages = says(*TRACE)
     messages[2] |= {"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}], "reasoning_content": "why"}

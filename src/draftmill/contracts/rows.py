@@ -33,6 +33,7 @@ class RowError(ValueError):
     def __init__(self, reason: str, detail: str = "", row_id: str | None = None) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+        self.detail = detail
         self.row_id = row_id
 
 
@@ -115,7 +116,7 @@ def _read_leniently(line: bytes) -> Row:
     try:
         messages = tuple(_message(m) for m in _raw_messages(raw))
     except RowError as error:
-        raise RowError(error.reason, str(error), row_id) from error
+        raise RowError(error.reason, error.detail, row_id) from error
     if not messages:
         raise RowError("no messages", row_id=row_id)
     return Row(
@@ -151,6 +152,9 @@ def _raw_messages(raw: dict[str, Any]) -> list[Any]:
     if isinstance(raw.get("prompt"), str):
         reply = [{"role": "assistant", "content": raw["response"]}] if raw.get("response") is not None else []
         return [{"role": "user", "content": raw["prompt"]}, *reply]
+    if raw.get("prompt") is not None:
+        kind = type(raw["prompt"]).__name__
+        raise RowError("prompt is not text", f"it is a {kind}; a list of messages is read from messages")
     raise RowError("no messages, conversations or prompt", f"the row has {sorted(raw)[:8]}")
 
 

@@ -147,7 +147,7 @@ class Conversation:
         try:
             ids = self._manner.chat.encode(self._manner.render(self._messages, self.prompt.row.tools))
         except RowError as error:
-            self.end = self.prompt.dropped(error.reason, str(error))
+            self.end = self.prompt.dropped(error.reason, error.detail)
             return
         max_tokens = self._manner.max_tokens(len(ids))
         if max_tokens < 1:

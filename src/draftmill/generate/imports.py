@@ -24,7 +24,7 @@ def taken_as_is(prompt: Prompt, manner: Manner) -> Kept | Dropped:
     try:
         given = [_answer(m, manner) for m in row.messages if m["role"] == "assistant" and "token_ids" in m]
     except RowError as error:
-        return prompt.dropped(error.reason, str(error))
+        return prompt.dropped(error.reason, error.detail)
     said = [sort_out(answer, manner.chat, thinks=manner.thinks) for answer in given]
     # Each is judged as if it were the last: what follows it in a log did take place.
     faults = [fault_of(answer, manner.settings, thinks=manner.thinks, is_last=True) for answer in said]

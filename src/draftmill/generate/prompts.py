@@ -54,12 +54,12 @@ class Reading:
         try:
             row = read_row(data)
         except RowError as error:
-            return [Dropped(file=file, line=line, id=error.row_id, reason=error.reason)]
+            return [Dropped(file=file, line=line, id=error.row_id, reason=error.reason, detail=error.detail)]
         whole = Prompt(row.id, row, (), file, line)
         try:
             return self._cut(whole)
         except RowError as error:
-            return [whole.dropped(error.reason)]
+            return [whole.dropped(error.reason, error.detail)]
 
     def _cut(self, whole: Prompt) -> list[Prompt | Dropped]:
         messages = whole.row.messages
