@@ -52,7 +52,9 @@ def test_runs_are_found_as_a_naive_search_finds_them(chat: Chat, tmp_path: Path)
     assert outcomes == {True, False}
 
 
-def test_the_row_is_named_and_system_messages_and_short_texts_do_not_count(chat: Chat, tmp_path: Path) -> None:
+def test_the_row_is_named_and_system_messages_and_short_texts_do_not_count(
+    chat: Chat, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     shared = " ".join(WORDS)
     excluded = excluding(
         chat,
@@ -60,6 +62,7 @@ def test_the_row_is_named_and_system_messages_and_short_texts_do_not_count(chat:
         {"messages": [*says("a helpful assistant of great patience " * 3, "system"), *says("what?")]},
         {"question": {"text": [f"Please sort: {shared}"]}, "answer": 7},
     )
+    assert "1 texts exclude nothing" in caplog.text
     assert excluded.find(says(f"other words before {shared} and after")) == "eval.jsonl line 2"
     assert excluded.find([*says("no"), *says(f"x {shared}")]) == "eval.jsonl line 2"
     assert excluded.find(says(shared, "system")) is None

@@ -66,7 +66,7 @@ class Exclusion:
 
     def _texts(self, file: RowFile) -> Iterator[tuple[int, Ids]]:
         """The ids of every text of an evaluation set; InputError where a line holds none."""
-        count = 0
+        count = num_short = 0
         for line, data in file.lines():
             texts = _texts(data)
             if not texts:
@@ -75,10 +75,15 @@ class Exclusion:
                 )
             for text in texts:
                 count += 1
-                yield line, np.asarray(self._chat.encode(text), np.int32)
+                ids = np.asarray(self._chat.encode(text), np.int32)
+                num_short += len(ids) < len(self._weights)
+                yield line, ids
         if not count:
             raise InputError(f"{file.path}: no rows; --exclude names evaluation sets")
         logger.info("%s: %d texts of an evaluation set", file.file.key, count)
+        if num_short:
+            told = "%s: %d texts exclude nothing, being shorter than --exclude-tokens %d"
+            logger.warning(told, file.file.key, num_short, len(self._weights))
 
 
 def _texts(data: bytes) -> list[str]:
