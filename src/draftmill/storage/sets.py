@@ -205,7 +205,8 @@ def open_set(url: str, room: str) -> SetReader:
         )
     if card_data is None:
         raise StorageError(
-            f"{url} is unfinished: it has a plan but no {CARD_FILE}; run its draftmill {room} again to go on"
+            f"{url} is unfinished, or its gate refused it: it has a plan but no {CARD_FILE}; run its draftmill {room} "
+            "again to go on, or to be told what is wrong"
         )
     return SetReader(store, plan, _decoded(card_data, Card, store, CARD_FILE))
 
