@@ -63,7 +63,8 @@ class ServedSettings(Settings):
     require_token_ids: bool = False
     """Refuse endpoints that do not return the token ids that the target emitted."""
     spool: str | None = None
-    """Local folder for answers whose part is not whole yet; by default below the cache."""
+    """Local folder for answers whose part is not whole yet; by default below the cache ($DRAFTMILL_CACHE,
+    or ~/.cache/draftmill)."""
     keep_finished: bool = False
     """Leave a finished set as it is; by default a rerun asks for its failed rows again."""
 
@@ -75,7 +76,8 @@ class AnswerLimits(Settings):
     """Longest answer, in tokens; less where the target's window has no room for it behind the prompt."""
     on_length: Literal["aside", "keep"] = "aside"
     """What becomes of an answer cut at its limit: it is set aside, or kept (its beginning is what the target writes,
-    so a drafter can learn from it; as a conversation it is unfinished)."""
+    so a drafter can learn from it; as a conversation it is unfinished). A row of several
+    turns whose answer before the last is cut is set aside in any case."""
     on_repetition: Literal["aside", "keep"] = "aside"
     """What becomes of an answer that ends in a short cycle."""
     cycle_tokens: int = Field(32, ge=1)
@@ -116,8 +118,8 @@ class GenerateSettings(RoomSettings, SamplingSettings, ServedSettings, AnswerLim
     """Lets the target answer prompts: engines at --endpoint, or greedily in engine processes on this host."""
 
     input: tuple[str, ...] = Field(min_length=1)
-    """Prompts: .jsonl, .jsonl.gz, .jsonl.zst or .parquet files, local or in an object store. Answers in them are left
-    out and generated anew."""
+    """Prompts: .jsonl, .jsonl.gz, .jsonl.zst or .parquet files, local or in an object store; a row holds messages (or
+    conversations), or a prompt of plain text, and may hold an id. Answers in them are left out and generated anew."""
     output: tuple[str, ...] = Field(min_length=1)
     """Folders that receive the completions; may be given twice (local and s3://)."""
     target: str
@@ -130,11 +132,12 @@ class GenerateSettings(RoomSettings, SamplingSettings, ServedSettings, AnswerLim
     """own: a row of several turns is answered turn by turn on the target's own replies, all or nothing. replay: each
     recorded assistant turn is made anew from the recorded history before it, one row a turn (agent traces)."""
     import_answers: bool = False
-    """Take rows whose last answer carries the target's own token_ids and prompt_token_ids as they are, unasked."""
+    """Take rows whose last answer carries the target's own token_ids and prompt_token_ids as they are, unasked; the
+    part files of a set made here are such rows."""
     exclude: tuple[str, ...] = ()
     """Evaluation sets: a prompt that shares a run of exclude_tokens with one is dropped and listed."""
     exclude_tokens: int = Field(13, ge=1)
-    """Length of that run, in tokens of the target."""
+    """Length of that run, in tokens of the target. Texts of fewer tokens exclude nothing, not even their like."""
     licence: tuple[str, ...] = ()
     """NAME=LICENCE for each prompt set, NAME being its file name; recorded in the card."""
     thinking: Literal["default", "on", "off"] = "default"
