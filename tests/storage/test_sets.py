@@ -133,3 +133,14 @@ def test_a_garbled_plan_is_no_plan_of_ours(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"room": 1}')
     with pytest.raises(StorageError, match=r"plan\.json is not a plan of draftmill"):
         open_set_writer([str(tmp_path)], PLAN)
+
+
+@pytest.mark.parametrize("name", ["part-00000.json", "card.json"])
+def test_a_garbled_record_or_card_costs_no_more_than_itself(name: str, tmp_path: Path) -> None:
+    writer = open_set_writer([str(tmp_path)], PLAN)
+    writer.publish(record(0, b"a\n"), b"a\n")
+    (tmp_path / name).write_text("{")
+    with pytest.raises(StorageError, match=r"remove this file and run the same command again"):
+        writer.records(), writer.card()
+    (tmp_path / name).unlink()
+    assert writer.card() is None and writer.records().keys() == ({"part-00000"} if name == "card.json" else set())

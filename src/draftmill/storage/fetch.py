@@ -25,8 +25,9 @@ def local_copy(store: Store, file: InputFile) -> Path:
     if path.stat().st_size != file.size or differs:
         witness = "its card says" if file.identity.startswith(SHA256) else "was listed"
         raise StorageError(
-            f"{store.url}/{file.key} is not what {witness} ({path.stat().st_size:,} of {file.size:,} "
-            f"bytes, or other content): it was cut or changed; make it again or fetch it again (local copy: {path})"
+            f"{store.url}/{file.key} is not what {witness} ({path.stat().st_size:,} of {file.size:,} bytes, or other "
+            "content): it was cut or changed; fetch it again, or remove it and run what made it again (local copy: "
+            f"{path})"
         )
     return path
 

@@ -216,7 +216,9 @@ def _decoded(data: bytes, kind: type[T], store: Store, name: str) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        # A plan is all that says what the parts are of; a record or the card is made again where it is missing.
+        cure = "the folder and make the set again" if kind is Plan else "this file and run the same command again"
         raise StorageError(
             f"{store.url}/{name} is not a {kind.__name__.lower()} of draftmill ({error}): it was cut or changed, or is "
-            "somebody else's; name another folder, or remove this one and make the set again"
+            f"somebody else's; name another folder, or remove {cure}"
         ) from error
