@@ -90,6 +90,14 @@ def test_an_answer_with_ids_is_taken_as_it_is_only_where_that_is_asked_for() -> 
     assert isinstance(unanswered, Prompt) and len(unanswered.turns) == 2
 
 
+def test_replayed_and_imported_rows_never_share_an_id() -> None:
+    answered = [*says("user"), {"role": "assistant", "content": "a", "token_ids": [1], "prompt_token_ids": [2]}]
+    both = Reading("replay", imports=True)
+    (replayed,) = read(both, *says("user", "assistant"), id="a")
+    (taken,) = read(both, *answered, id="a#0")
+    assert isinstance(taken, Prompt) and taken.is_answered and (replayed.id, taken.id) == ("a#0", "a#0#0")
+
+
 def test_rows_that_ask_the_same_have_the_same_content_whatever_was_answered_before() -> None:
     def content(reading: Reading, *messages: dict[str, Any], **more: Any) -> bytes:
         (prompt, *_) = read(reading, *messages, **more)

@@ -28,7 +28,7 @@ def taken_as_is(prompt: Prompt, manner: Manner) -> Kept | Dropped:
     said = [sort_out(answer, manner.chat, thinks=manner.thinks) for answer in given]
     # Each is judged as if it were the last: what follows it in a log did take place.
     faults = [fault_of(answer, manner.settings, thinks=manner.thinks, is_last=True) for answer in said]
-    made = msgspec.structs.replace(row, finish_reason=said[-1].finish_reason)
+    made = msgspec.structs.replace(row, id=prompt.id, finish_reason=said[-1].finish_reason)
     return Kept.of(made, next(filter(None, faults), None), AnswerFigures.of(said, 0))
 
 

@@ -22,7 +22,7 @@ from draftmill.storage.row_files import RowFile
 from draftmill.storage.sets import missing_parts
 
 # Part of the plan: raised when the same prompts and settings come to give other rows.
-FORMAT = 2
+FORMAT = 3
 # What an engine takes beside its weights in float32: libraries, cache of a batch, scratch.
 ENGINE_BYTES = 1 << 30
 _BYTES_PER_WEIGHT = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -64,7 +64,7 @@ class Reading:
     def _cut(self, whole: Prompt) -> list[Prompt | Dropped]:
         messages = whole.row.messages
         if self.imports and messages[-1]["role"] == "assistant" and "token_ids" in messages[-1]:
-            return [whole]
+            return [whole if self.turns == "own" else _as_turn(whole)]
         if any(m["role"] == "user" and not (m["content"] or "").strip() for m in messages):
             raise RowError(BLANK_USER)
         if self.turns == "own":
@@ -113,6 +113,12 @@ def _replayed(whole: Prompt) -> Iterator[Prompt | Dropped]:
         prompt = replace(whole, id=f"{whole.id}#{number}", turns=(history[:place],))
         follows_answer = history[place - 1]["role"] == "assistant"
         yield prompt.dropped(ANSWER_AFTER_ANSWER) if follows_answer else prompt
+
+
+def _as_turn(whole: Prompt) -> Prompt:
+    """A row taken as it is, named by its last answer like the others: `a#0` given may be `a`'s first answer too."""
+    number = sum(message["role"] == "assistant" for message in whole.row.messages) - 1
+    return replace(whole, id=f"{whole.id}#{number}")
 
 
 def _without_ids(message: Message) -> Message:
