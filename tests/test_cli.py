@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,17 @@ def test_a_wrong_command_ends_in_a_json_line_and_exit_2(
     last = closing(capsys)
     assert says in str(last["error"])
     assert last["exit_code"] == 2
+
+
+def test_a_reader_of_stdout_that_has_left_costs_nothing_but_the_line() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "draftmill", "nonsense"], stdout=writing, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writing)
+    assert done.returncode == 2
+    assert "nonsense" in done.stderr and "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 
 
 def test_every_room_has_readable_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ People read stderr; machines read stdout, whose last line is the card, or `{"err
 """
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 def _unexpected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """A fault of ours: the traceback for people, and the JSON line that machines wait for."""
     sys.__excepthook__(kind, error, trace)
-    print(msgspec.json.encode({"error": f"{kind.__name__}: {error}", "exit_code": EXIT_FAILED}).decode(), flush=True)
+    _tell_machines({"error": f"{kind.__name__}: {error}", "exit_code": EXIT_FAILED})
 
 
 def _guarded(name: str, args: list[str]) -> int:
@@ -61,14 +62,23 @@ def _guarded(name: str, args: list[str]) -> int:
         return _failed(
             name, "interrupted; what is published stays, run the same command again to go on", EXIT_INTERRUPTED
         )
-    print(msgspec.json.encode(card).decode(), flush=True)
+    _tell_machines(card)
     return 0
 
 
 def _failed(name: str, message: str, exit_code: int) -> int:
     print(f"draftmill {name}: {message}", file=sys.stderr)
-    print(msgspec.json.encode({"error": message, "room": name, "exit_code": exit_code}).decode(), flush=True)
+    _tell_machines({"error": message, "room": name, "exit_code": exit_code})
     return exit_code
+
+
+def _tell_machines(line: dict[str, Any]) -> None:
+    """The last line of stdout. Whoever read it may have left (`| head`): the work is done all the same."""
+    try:
+        print(msgspec.json.encode(line).decode(), flush=True)
+    except BrokenPipeError:
+        # Python flushes once more when it ends, and would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(name: str, args: list[str]) -> RoomSettings:

@@ -52,7 +52,7 @@ def test_runs_are_found_as_a_naive_search_finds_them(chat: Chat, tmp_path: Path)
     assert outcomes == {True, False}
 
 
-def test_the_row_is_named_and_system_messages_and_short_texts_do_not_count(
+def test_the_row_is_named_and_system_messages_do_not_count_and_short_texts_count_whole(
     chat: Chat, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shared = " ".join(WORDS)
@@ -62,12 +62,13 @@ def test_the_row_is_named_and_system_messages_and_short_texts_do_not_count(
         {"messages": [*says("a helpful assistant of great patience " * 3, "system"), *says("what?")]},
         {"question": {"text": [f"Please sort: {shared}"]}, "answer": 7},
     )
-    assert "1 texts exclude nothing" in caplog.text
+    assert "1 texts are shorter" in caplog.text
     assert excluded.find(says(f"other words before {shared} and after")) == "eval.jsonl line 2"
     assert excluded.find([*says("no"), *says(f"x {shared}")]) == "eval.jsonl line 2"
     assert excluded.find(says(shared, "system")) is None
     assert excluded.find(says("a helpful assistant of great patience " * 3)) is None
-    assert excluded.find(says("what?")) is None
+    assert excluded.find(says("what? now?")) is None
+    assert excluded.find(says("what?")) == "eval.jsonl line 1"
     assert excluded.find([{"role": "assistant", "content": None}]) is None
 
 

@@ -118,6 +118,8 @@ def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
         open_store(str(tmp_path / "typo"))
     with pytest.raises(RecipeError, match="a URL is a local path"):
         open_store("ftp://host/x")
+    with pytest.raises(RecipeError, match="a URL is a local path"):
+        open_store("s3:/bucket/x", create=True)
     with pytest.raises(RecipeError, match="names no bucket"):
         open_store("s3://")
     with pytest.raises(StorageError, match="cannot be made"):

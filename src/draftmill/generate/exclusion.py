@@ -1,7 +1,8 @@
 """Decontamination: prompts that share a run of tokens with an evaluation set are left out, and say with which row.
 
-Runs lie within one message. System messages are left out on both sides: half a data set may begin with the same one.
-An index holds one number a run of the evaluation sets, so memory depends on them alone, not on the prompts.
+Runs lie within one message, and a message shorter than a run is looked for as a whole. System messages are left out on
+both sides: half a data set may begin with the same one. An index holds one number a run of the evaluation sets, so
+memory depends on them alone, not on the prompts.
 """
 
 import logging
@@ -26,7 +27,7 @@ Hashes = NDArray[np.uint64]
 
 
 class Exclusion:
-    """Finds runs of `run_tokens` tokens that stand in an evaluation set."""
+    """Finds runs of `run_tokens` tokens, and shorter messages as a whole, that stand in an evaluation set."""
 
     def __init__(self, files: Sequence[RowFile], chat: Chat, run_tokens: int) -> None:
         self._chat = chat
@@ -35,6 +36,7 @@ class Exclusion:
             1
         )
         texts = [(f"{file.file.key} line {line}", ids) for file in files for line, ids in self._texts(file)]
+        self._short = {ids.tobytes(): place for place, ids in reversed(texts) if len(ids) < run_tokens}
         self._ids: list[Ids] = [ids for _, ids in texts]
         self._places = [place for place, _ in texts]
         hashes = [self._hashes(ids) for ids in self._ids]
@@ -48,6 +50,8 @@ class Exclusion:
             if message["role"] == "system" or not message["content"]:
                 continue
             ids = np.asarray(self._chat.encode(message["content"]), np.int32)
+            if place := self._short.get(ids.tobytes()):
+                return place
             hashes = self._hashes(ids)
             places = np.searchsorted(self._hashes_sorted, hashes)
             places[places == len(self._hashes_sorted)] = 0
@@ -82,7 +86,9 @@ class Exclusion:
             raise InputError(f"{file.path}: no rows; --exclude names evaluation sets")
         logger.info("%s: %d texts of an evaluation set", file.file.key, count)
         if num_short:
-            told = "%s: %d texts exclude nothing, being shorter than --exclude-tokens %d"
+            told = (
+                "%s: %d texts are shorter than --exclude-tokens %d: they exclude prompts equal to them, and no others"
+            )
             logger.warning(told, file.file.key, num_short, len(self._weights))
 
 

@@ -95,6 +95,16 @@ def wanted_thinking(chat: Chat, settings: GenerateSettings) -> bool | None:
             f"{prompt.rstrip()[-40:]!r}: it does not know enable_thinking; use its own switch by template_kwargs, or "
             "leave thinking out"
         )
+    if settings.thinking == "on" and not (opens or settings.endpoint) and prompt == _switched_off(chat, settings):
+        raise RecipeError(
+            f"thinking is 'on', but the chat template of {settings.target} does not know enable_thinking, and no "
+            "engine can be asked whether the target thinks: leave thinking out"
+        )
     if opens or closes:
         return opens
     return None if settings.thinking == "default" else settings.thinking == "on"
+
+
+def _switched_off(chat: Chat, settings: GenerateSettings) -> str:
+    switches = {**settings.switches, "enable_thinking": False}
+    return chat.render(_QUESTION, add_generation_prompt=True, **switches)

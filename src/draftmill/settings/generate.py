@@ -137,7 +137,7 @@ class GenerateSettings(RoomSettings, SamplingSettings, ServedSettings, AnswerLim
     exclude: tuple[str, ...] = ()
     """Evaluation sets: a prompt that shares a run of exclude_tokens with one is dropped and listed."""
     exclude_tokens: int = Field(13, ge=1)
-    """Length of that run, in tokens of the target. Texts of fewer tokens exclude nothing, not even their like."""
+    """Length of that run, in tokens of the target. Texts of fewer tokens exclude messages equal to them."""
     licence: tuple[str, ...] = ()
     """NAME=LICENCE for each prompt set, NAME being its file name; recorded in the card."""
     thinking: Literal["default", "on", "off"] = "default"

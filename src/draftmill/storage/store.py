@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # obstore keeps these for type checkers alone
     from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
 
 OBJECT_SCHEMES = ("s3://", "gs://", "az://")
+_ONE_SLASH = tuple(scheme.removesuffix("/") for scheme in OBJECT_SCHEMES)
+"""A slip, never the name of a local folder."""
 ETAG = "etag:"
 _CHUNK_BYTES = 1 << 22
 _READERS = 16
@@ -224,7 +226,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
     """
     if url.startswith(OBJECT_SCHEMES):
         return Store(url.rstrip("/"), _object_store(url))
-    if "://" in url:
+    if "://" in url or url.startswith(_ONE_SLASH):
         raise RecipeError(f"{url}: a URL is a local path, s3://, gs:// or az://")
     folder = Path(url).expanduser().absolute()
     if folder.exists() and not folder.is_dir():
