@@ -135,6 +135,16 @@ def test_a_garbled_plan_is_no_plan_of_ours(tmp_path: Path) -> None:
         open_set_writer([str(tmp_path)], PLAN)
 
 
+def test_a_part_that_somebody_took_away_is_named(tmp_path: Path) -> None:
+    writer = open_set_writer([str(tmp_path)], PLAN)
+    for number in range(2):
+        writer.publish(record(number, b"a\n"), b"a\n")
+    assert [found.name for found in writer.all_records()] == ["part-00000", "part-00001"]
+    (tmp_path / writer.all_records()[1].file).unlink()
+    with pytest.raises(StorageError, match=r"part-00001.* run the same command again"):
+        writer.all_records()
+
+
 @pytest.mark.parametrize("name", ["part-00000.json", "card.json"])
 def test_a_garbled_record_or_card_costs_no_more_than_itself(name: str, tmp_path: Path) -> None:
     writer = open_set_writer([str(tmp_path)], PLAN)

@@ -61,8 +61,13 @@ class SetWriter:
         return {r.name: r for r in ours if all(_held(sizes, file, size) for file, size in r.files)}
 
     def all_records(self) -> tuple[PartRecord, ...]:
-        """The record of every part, in the plan's order, once nothing is missing."""
+        """The record of every part, in the plan's order, once all were published; StorageError where one is gone."""
         found = self.records()
+        if gone := [part.name for part in self.plan.parts if part.name not in found]:
+            raise StorageError(
+                f"{', '.join(store.url for store in self.stores)}: {', '.join(gone[:5])} was published, but somebody "
+                "else removed or changed it meanwhile: run the same command again, which makes it anew"
+            )
         return tuple(found[part.name] for part in self.plan.parts)
 
     def missing(self) -> list[PlannedPart]:
