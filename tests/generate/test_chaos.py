@@ -19,6 +19,8 @@ from completion_sets import card_of, check_parts, check_whole, records_of
 from generate.served_runs import Desk, StubProcess
 from tiny_tokenizer import write_tiny_tokenizer
 
+pytestmark = pytest.mark.slow
+
 NUM_PROMPTS = 120
 DISTURBANCES = ("kill", "engine", "503", "reset", "stall=0.5", "disk")
 ROUNDS = 6

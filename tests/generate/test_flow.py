@@ -105,10 +105,10 @@ def test_of_many_prompts_few_are_alive_at_once(tokenizer: Path, tmp_path: Path) 
     """Row 17: prompts are read as they are asked, not before."""
     rng = random.Random(1)
     fleet = HandMadeFleet(lambda _: rng.randrange(5))
-    with open_desk(draw_up(settings(tmp_path, tokenizer, 3000, 100))) as desk:
+    with open_desk(draw_up(settings(tmp_path, tokenizer, 1000, 50))) as desk:
         answer(desk, fleet)
     assert fleet.most == IN_FLIGHT and fleet.most_ahead <= 1
-    assert len(rows_of(tmp_path / "out")) == 3000
+    assert len(rows_of(tmp_path / "out")) == 1000
     check_parts(tmp_path / "out")
 
 

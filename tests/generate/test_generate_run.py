@@ -41,7 +41,7 @@ def options(target: Path, prompts: Path, output: Path, workers: int) -> dict[str
         "input": (str(prompts),),
         "output": (str(output),),
         "target": str(target),
-        "max_new_tokens": 100,
+        "max_new_tokens": 60,
         "on_length": "keep",
         "on_repetition": "keep",  # random weights repeat themselves, and write stray think tags
         "max_broken_frac": 1.0,

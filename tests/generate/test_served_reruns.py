@@ -15,6 +15,8 @@ from generate.served_runs import Desk, stub_at_work
 from generate.test_served_run import ids, wait_for
 from tiny_tokenizer import write_tiny_tokenizer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -19,6 +19,8 @@ from generate.served_runs import Desk, StubEngine, stub_at_work
 from tiny import write_tiny_tokenizer
 from tiny_tokenizer import write_tiny_tokenizer as write_bpe_tokenizer
 
+pytestmark = pytest.mark.slow
+
 SAMPLING = {
     "temperature": 0.6,
     "top_p": 0.95,
