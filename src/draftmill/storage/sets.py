@@ -94,7 +94,8 @@ class SetWriter:
         """The record of a part, if the store holds it and its files in full length."""
         data = store.find(record_file(part))
         record = None if data is None else _decoded(data, PartRecord, store, record_file(part))
-        return record if record and all(store.size(file) == size for file, size in record.files) else None
+        is_ours = record is not None and record.plan == self.plan.hash
+        return record if record and is_ours and all(store.size(file) == size for file, size in record.files) else None
 
     def publish(self, record: PartRecord, data: bytes | Path, beside: Mapping[str, Path] | None = None) -> None:
         """Writes the part's data and what lies beside it (by file name), then its record, to every store."""

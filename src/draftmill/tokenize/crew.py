@@ -89,6 +89,17 @@ class Nursery:
         self._given = framed(pickle.dumps((spec, limit_bytes)))
         self._one_at_a_time = asyncio.Lock()
         self._line: _Line | None = None
+        self._warming: asyncio.Task[None] | None = None
+
+    def warm_up(self) -> None:
+        """Starts the nursery, which loads the tokenizer while inputs are fetched."""
+        self._warming = asyncio.create_task(self._start())
+
+    async def _start(self) -> None:
+        """A failure is met again, and told, by whoever wants a worker."""
+        async with self._one_at_a_time:
+            with suppress(DraftmillError, *DEATH):
+                self._line = self._line or await _call(self._given)
 
     async def fork(self) -> Worker:
         """A new worker; StorageError where the nursery itself keeps dying."""
@@ -131,6 +142,9 @@ class Nursery:
 
     async def close(self) -> None:
         """Lets the nursery end."""
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.wait([self._warming])
         line, self._line = self._line, None
         if line is not None:
             await line.close()
@@ -191,6 +205,7 @@ async def _call(given: bytes) -> _Line:
             raise mendable(first)
     except BaseException:
         ours.close()
+        process.kill()
         await asyncio.to_thread(process.wait)
         raise
     return _Line(process, ours, streams)

@@ -47,6 +47,9 @@ def main(control: socket.socket) -> None:
             _be_worker(channel, rows, limit_bytes)
         channel.close()
         send(control, Forked(pid))
+    with suppress(ChildProcessError):  # workers end when the run hangs up; waited for, their CPU time is the run's
+        while True:
+            os.wait()
 
 
 def num_threads() -> int:
@@ -69,6 +72,7 @@ def _requests(control: socket.socket) -> Iterator[socket.socket]:
         if control in ready:
             asked, descriptors, _, _ = socket.recv_fds(control, 1, 1)
             if not asked:
+                signal.set_wakeup_fd(-1)
                 return
             yield socket.socket(fileno=descriptors[0])
 

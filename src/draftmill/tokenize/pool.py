@@ -75,6 +75,7 @@ class Workers:
         self._alive: set[Worker] = set()
         for _ in range(workers):
             self._free.put_nowait(None)
+        self._nursery.warm_up()
 
     async def make(self, job: PartJob, on_read: OnRead) -> Made:
         """Has the part's shard written; what is known of it."""

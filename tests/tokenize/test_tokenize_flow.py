@@ -134,7 +134,7 @@ def test_inputs_that_change_between_plan_and_reading_are_refused_by_name(place: 
     writer = open_set_writer(settings.output, blueprint.plan)
     write_rows(place / "in" / "2.jsonl", [row(1, id="new")])
     with pytest.raises(StorageError, match=r"2\.jsonl was changed after it was listed"):
-        asyncio.run(make_missing(writer, blueprint, settings))
+        asyncio.run(make_missing(writer, blueprint))
 
 
 RUN = """
