@@ -46,6 +46,7 @@ format: $(VENV)/installed
 
 bench-tokenize: $(VENV)/installed
 	TOKENIZERS_PARALLELISM=false $(BIN)/python bench/tokenize_rows.py
+	$(BIN)/python bench/tokenize_flow.py
 
 bench: $(VENV)/installed
 	for file in bench/*.py; do $(BIN)/python $$file || exit 1; done
@@ -55,7 +56,7 @@ install: $(VENV)/installed
 # The stamp is written last: an interrupted installation is done again.
 $(VENV)/installed: constraints/cpu.txt constraints/cpu-no-deps.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints/cpu.txt --editable ".[train,dev]"
+	$(BIN)/pip install --quiet --constraint constraints/cpu.txt --editable ".[train,cluster,dev]"
 	$(BIN)/pip install --quiet --no-deps --requirement constraints/cpu-no-deps.txt
 	touch $@
 

@@ -1,8 +1,8 @@
 """Settings of `draftmill tokenize`, and of the gate that it shares with `draftmill inspect`."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from draftmill.settings.base import RoomSettings
 from draftmill.settings.workers import usable_cores
@@ -57,3 +57,32 @@ class TokenizeSettings(GateSettings):
     """Memory a worker may gain before a fresh one takes its place: the tokenizer's cache has no bound."""
     store_patience_s: float = Field(600, ge=0)
     """Longest silence of an object store that is waited out, in seconds."""
+    shard: str | None = Field(None, pattern=r"^[1-9][0-9]*/[1-9][0-9]*$")
+    """i/n: make every n-th part, from the i-th on. n such runs, wherever they are, make the set; the last closes it."""
+    engine: Literal["local", "ray", "slurm"] = "local"
+    """Where parts are made: on this machine, or as tasks of a Ray cluster or a Slurm array (draftmill[cluster])."""
+    tasks: int | None = Field(None, ge=1)
+    """Tasks of an engine; by default one for each part."""
+    task_cores: int = Field(1, ge=1)
+    """Cores, and processes, of one task of an engine."""
+    task_memory_gb: int = Field(2, ge=1)
+    """Memory of one task of an engine, in gigabytes for each of its cores."""
+    slurm_partition: str | None = None
+    """Where Slurm is to run the tasks."""
+    slurm_time: str = "24:00:00"
+    """Longest time of a Slurm task, hours:minutes:seconds."""
+
+    def makes(self, index: int) -> bool:
+        """Whether this run makes part `index` (from 0)."""
+        if self.shard is None:
+            return True
+        which, of = map(int, self.shard.split("/"))
+        return index % of == which - 1
+
+    @model_validator(mode="after")
+    def _shard_is_one_of_them(self) -> Self:
+        if self.shard is not None:
+            which, of = map(int, self.shard.split("/"))
+            if which > of:
+                raise ValueError(f"shard {self.shard}: the first number goes from 1 to the second")
+        return self

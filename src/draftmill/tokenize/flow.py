@@ -69,7 +69,11 @@ class Flow:
 
     def is_to_be_made(self, part: PartInputs) -> bool:
         """Whether the part is this run's and no earlier run has left what is known of its rows."""
-        return self._is_ours(part) and not all(made_file(part.name) in there for there in self._sizes)
+        return self._is_ours(part) and self._store_with(made_file(part.name)) is None
+
+    def _store_with(self, file: str) -> Store | None:
+        """A store that holds a file, if any does."""
+        return next((s for s, there in zip(self._writer.stores, self._sizes, strict=True) if file in there), None)
 
     async def run(self, parts: Sequence[PartInputs]) -> None:
         """Makes what is missing of the parts of a plan, given in its order; publishes what can be closed."""
@@ -116,9 +120,8 @@ class Flow:
 
     async def _kept(self, part: PartInputs) -> Made | None:
         """What an earlier run has left of the part, if its shard is there as well."""
-        if not all(made_file(part.name) in there for there in self._sizes):
-            return None
-        data = await self._stages.transfers.find(self._writer.stores[0], made_file(part.name))
+        store = self._store_with(made_file(part.name))
+        data = None if store is None else await self._stages.transfers.find(store, made_file(part.name))
         made = decode_made(data, self._writer.plan.hash)
         if made is None or any(there.get(made.record.file) != made.record.bytes for there in self._sizes):
             return None
@@ -136,6 +139,9 @@ class Flow:
             if is_fresh:
                 await self._keep(part, made)
             await self._announce(record)
+        if made.record.file != (first := shard_file(part.name, ())) and any(first in there for there in self._sizes):
+            for store in self._writer.stores:  # made before the parts that it repeats were known
+                await asyncio.to_thread(store.delete, [first])
 
     async def _pass_judgement(self, record: PartRecord) -> None:
         """DataGateError where the part is refused, those that passed before it published first."""

@@ -22,8 +22,9 @@ from draftmill.tokenize.pool import open_pool
 _MEGABYTE = 1_000_000
 
 
-async def make_missing(writer: SetWriter, blueprint: Blueprint, settings: TokenizeSettings) -> None:
-    """Makes, judges and publishes every part that some output lacks."""
+async def make_missing(writer: SetWriter, blueprint: Blueprint) -> None:
+    """Makes, judges and publishes every part that some output lacks and that is this run's."""
+    settings = blueprint.settings
     workers = min(settings.workers, len(blueprint.parts))
     transfers = Transfers(Patience(settings.store_patience_s))
     with spool_folder(writer.plan.hash) as spool:
@@ -34,9 +35,18 @@ async def make_missing(writer: SetWriter, blueprint: Blueprint, settings: Tokeni
             # Each part in hand takes its inputs and its shard: twice its size, and some are fetched or published.
             budget = Budget(2 * settings.part_bytes * (2 * workers + MAX_UPLOADS))
             stages = Stages(inputs, pool, transfers, shards, budget, counter)
-            flow = Flow(writer, stages, lambda part: True, _judging(settings))
+            ours = {part.name for i, part in enumerate(blueprint.parts) if settings.makes(i)}
+            flow = Flow(writer, stages, lambda part: part.name in ours, _judging(settings))
             counter.expect(sum(part.input_bytes for part in blueprint.parts if flow.is_to_be_made(part)))
             await flow.run(blueprint.parts)
+            if settings.shard:
+                await _close_if_whole(Flow(writer, stages, lambda part: True, _judging(settings)), blueprint)
+
+
+async def _close_if_whole(flow: Flow, blueprint: Blueprint) -> None:
+    """Closes the parts of other shards too, where all of them are made."""
+    if not any(map(flow.is_to_be_made, blueprint.parts)):
+        await flow.run(blueprint.parts)
 
 
 def _emptied(folder: Path) -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from draftmill.chat.borders import Borders, find_borders
+from draftmill.chat.borders import find_borders
 from draftmill.chat.chat import Chat, open_chat
 from draftmill.contracts.cards import Plan, PlannedPart
 from draftmill.contracts.errors import InputError
@@ -28,29 +28,14 @@ class Blueprint:
     """All that is known before the first row is read."""
 
     settings: TokenizeSettings
-    tokenizer: Path
-    chat: Chat
-    borders: Borders
+    rows: RowMakerSpec
+    """What makes samples of rows."""
+    origin: dict[str, Any]
+    """What the card tells of where the samples come from."""
     source: Source
     plan: Plan
     parts: tuple[PartInputs, ...]
     """What each part is made of, in the plan's order."""
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        """What the card tells of where the samples come from."""
-        return {
-            "tokenizer_hash": self.chat.tokenizer_hash,
-            "template_hash": self.chat.template_hash,
-            "borders": asdict(self.borders),
-            "input_plan": self.source.card.get("plan"),
-        }
-
-    @property
-    def rows(self) -> RowMakerSpec:
-        """What makes samples of rows."""
-        chosen = self.settings
-        return RowMakerSpec(self.tokenizer, chosen.turns, chosen.max_tokens, chosen.template_kwargs, chosen.mask_id)
 
 
 def draw_up(settings: TokenizeSettings) -> Blueprint:
@@ -75,7 +60,18 @@ def draw_up(settings: TokenizeSettings) -> Blueprint:
         inputs=source.files,
         parts=tuple(PlannedPart(name=part.name, inputs=tuple(p.name for p in part.pieces)) for part in parts),
     )
-    return Blueprint(settings, folder, chat, borders, source, plan, parts)
+    # The tokenizer itself is not kept: a worker's is its own, and it takes 200 MB.
+    origin = {
+        "tokenizer_hash": chat.tokenizer_hash,
+        "template_hash": chat.template_hash,
+        "borders": asdict(borders),
+        "input_plan": source.card.get("plan"),
+    }
+    return Blueprint(settings, _rows(folder, settings), origin, source, plan, parts)
+
+
+def _rows(folder: Path, settings: TokenizeSettings) -> RowMakerSpec:
+    return RowMakerSpec(folder, settings.turns, settings.max_tokens, settings.template_kwargs, settings.mask_id)
 
 
 def _recipe(settings: TokenizeSettings, chat: Chat, source: Source) -> dict[str, Any]:
@@ -100,8 +96,8 @@ def describe(blueprint: Blueprint) -> dict[str, Any]:
     files = blueprint.source.files
     sys.stderr.write(
         f"tokenize reads {len(files):,} files ({sum(f.size for f in files):,} bytes) of {blueprint.source.store.url} "
-        f"with the tokenizer in {blueprint.tokenizer}; {len(left):,} of {len(blueprint.plan.parts):,} parts are left "
-        f"to make in {', '.join(settings.output)}, {settings.workers} at a time\n"
+        f"with the tokenizer in {blueprint.rows.tokenizer}; {len(left):,} of {len(blueprint.plan.parts):,} parts are "
+        f"left to make in {', '.join(settings.output)}, {settings.workers} at a time\n"
     )
     return {
         "room": "tokenize",

@@ -1,0 +1,46 @@
+"""The end of a run: the card of a set that is whole, or what is still other runs' work."""
+
+import sys
+from typing import Any
+
+from draftmill.contracts.cards import Card, count_reasons, make_card, told_reasons
+from draftmill.contracts.errors import InputError, StorageError
+from draftmill.settings.tokenize import TokenizeSettings
+from draftmill.storage.provenance import Stopwatch, provenance
+from draftmill.storage.sets import SetWriter
+from draftmill.tokenize.figures import as_content, figures_of, total
+from draftmill.tokenize.gate import judge
+from draftmill.tokenize.histogram import show
+from draftmill.tokenize.picture import PICTURE_FILE, picture
+from draftmill.tokenize.plan import Blueprint
+from draftmill.tokenize.shards import datasets_files
+
+
+def finish(writer: SetWriter, blueprint: Blueprint, watch: Stopwatch) -> Card:
+    """Judges the whole, then publishes what datasets.load_from_disk wants, a picture and, last, the card."""
+    settings = blueprint.settings
+    if lost := writer.missing():
+        raise StorageError(
+            f"{', '.join(settings.output)}: {len(lost):,} parts ({lost[0].name} is the first) are missing after all "
+            "was made: something else writes there, or removes; see to it, and run the same command again"
+        )
+    records = writer.all_records()
+    figures = total(map(figures_of, records))
+    show(figures, "tokenize")
+    if figures.samples == 0:
+        dropped = count_reasons(drop for record in records for drop in record.dropped)
+        raise InputError(f"no row of {settings.input} gives a sample ({told_reasons(dropped)})")
+    judge(figures, settings, "the set")
+    beside = {**datasets_files(records, writer.plan.hash), PICTURE_FILE: picture(figures, f"tokenize {settings.input}")}
+    for name, data in beside.items():
+        writer.publish_file(name, data)
+    content = {**as_content(figures), **blueprint.origin}
+    made_by = {**provenance(watch), "workers": settings.workers}
+    return writer.finish(make_card("tokenize", writer.plan, records, content, made_by))
+
+
+def what_is_left(writer: SetWriter, settings: TokenizeSettings) -> dict[str, Any]:
+    """What a run tells that is one of several: the last of them to end closes the set."""
+    left = [part.name for part in writer.missing()]
+    sys.stderr.write(f"tokenize: {len(left):,} of {len(writer.plan.parts):,} parts wait for other runs\n")
+    return {"room": "tokenize", "plan": writer.plan.hash, "left": left, "outputs": list(settings.output)}
