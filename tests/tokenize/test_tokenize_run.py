@@ -199,7 +199,7 @@ def test_a_generated_set_is_read_as_its_card_names_it(tmp_path: Path, tokenizer:
     chat = open_chat(tokenizer)
     made = _generated(tmp_path / "in", chat, [row(i) for i in range(3)])
     write_rows(tmp_path / "in" / "stray.jsonl", [row(7)])
-    with pytest.raises(StorageError, match=r"unfinished: it has a plan but no card\.json; run its draftmill generate"):
+    with pytest.raises(StorageError, match=r"is unfinished.*no card\.json; run its draftmill generate"):
         run(completions.settings(tmp_path, tmp_path / "in", tokenizer))
     records = tuple(made.records().values())
     made.finish(make_card("generate", made.plan, records, {"tokenizer_hash": chat.tokenizer_hash}, {}))
