@@ -5,7 +5,8 @@
     encode      one Hugging Face encode with offsets of texts that are rendered already, and nothing else
     specforge   PyPI specforge 0.2.0's own preprocessing, on rows of 1, 8 and 20 turns
 
-Every way runs in a process of its own, on two numbers of rows; the difference is the cost of rows, start-up left out.
+Every way runs in a process of its own, first on a quarter of its rows and then on all of them: only the second counts,
+start-up left out (what map's own two processes need to start is taken off by the first).
 Data are tokenize_data.py's, tokenizer and template Qwen3.6's. `python bench/tokenize_rows.py [rows for ours]`
 """
 
@@ -13,12 +14,14 @@ import argparse
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,18 +38,26 @@ FEWER = 20
 MAX_TOKENS = 100_000
 TURNS = (1, 8, 20)
 
+Way = Callable[[int], int]
+"""Makes so many rows; returns their tokens."""
 
-def ours(folder: Path, file: Path, num_rows: int) -> int:
-    """Tokens of the shard it writes."""
+
+def ours(folder: Path, file: Path) -> Way:
+    """A worker: lines to shard."""
     from draftmill.tokenize.shards import ShardWriter
 
-    maker, tokens = _maker(folder), 0
-    with ShardWriter(file.with_suffix(".arrow")) as shard:
-        for lines in _chunks(file, num_rows):
-            batch = maker.make(lines, file.name)
-            shard.add(batch)
-            tokens += len(batch.input_ids)
-    return tokens
+    maker = _maker(folder)
+
+    def make(num_rows: int) -> int:
+        tokens = 0
+        with ShardWriter(file.with_suffix(".arrow")) as shard:
+            for lines in _chunks(file, num_rows):
+                batch = maker.make(lines, file.name)
+                shard.add(batch)
+                tokens += len(batch.input_ids)
+        return tokens
+
+    return make
 
 
 def _maker(folder: Path) -> Any:
@@ -57,11 +68,11 @@ def _maker(folder: Path) -> Any:
 
 def _chunks(file: Path, num_rows: int) -> list[list[tuple[int, bytes]]]:
     with file.open("rb") as stream:
-        lines = [(number, line.rstrip(b"\n")) for number, line in zip(range(1, num_rows + 1), stream, strict=False)]
+        lines = [(number + 1, line.rstrip(b"\n")) for number, line in enumerate(islice(stream, num_rows))]
     return [lines[i : i + CHUNK_LINES] for i in range(0, len(lines), CHUNK_LINES)]
 
 
-def hf_map(folder: Path, file: Path, num_rows: int) -> int:
+def hf_map(folder: Path, file: Path) -> Way:
     """As many a script does it, rows one by one, with a mask from the text's headers."""
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -73,75 +84,83 @@ def hf_map(folder: Path, file: Path, num_rows: int) -> int:
         messages = [{k: v for k, v in message.items() if v is not None} for message in row["messages"]]
         text = tokenizer.apply_chat_template(messages, tokenize=False)
         made = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        mask = [0] * len(made["input_ids"])
         spans = [match.span(1) for match in answer.finditer(text)]
-        for i, (start, stop) in enumerate(made["offset_mapping"]):
-            mask[i] = int(any(a <= start and stop <= b for a, b in spans))
+        mask = [int(any(a <= start and stop <= b for a, b in spans)) for start, stop in made["offset_mapping"]]
         return {"input_ids": made["input_ids"], "loss_mask": mask}
 
-    rows = [json.loads(line) for chunk in _chunks(file, num_rows) for _, line in chunk]
-    data = Dataset.from_list([{"id": row["id"], "messages": row["messages"]} for row in rows])
-    made = data.map(prepare, num_proc=2, remove_columns=["messages"], load_from_cache_file=False)
-    made.save_to_disk(str(file.with_suffix(".saved")))
-    return sum(len(ids) for ids in made["input_ids"])
+    def make(num_rows: int) -> int:
+        rows = [json.loads(line) for chunk in _chunks(file, num_rows) for _, line in chunk]
+        data = Dataset.from_list([{"id": row["id"], "messages": row["messages"]} for row in rows])
+        made = data.map(prepare, num_proc=2, remove_columns=["messages"], load_from_cache_file=False)
+        made.save_to_disk(str(file.with_suffix(f".saved{num_rows}")))
+        return sum(len(ids) for ids in made["input_ids"])
+
+    return make
 
 
-def hf_encode(folder: Path, file: Path, num_rows: int) -> int:
+def hf_encode(folder: Path, file: Path) -> Way:
+    """One encode with offsets, the texts rendered beforehand."""
     from tokenizers import Tokenizer
 
-    maker, tokenizer = _maker(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
-    texts = [text for lines in _chunks(file, num_rows) for text in _texts(maker, lines)]
-    START["cpu_s"] = _cpu_s()
-    return sum(len(tokenizer.encode(text, add_special_tokens=False).offsets) for text in texts)
-
-
-def _texts(maker: Any, lines: list[tuple[int, bytes]]) -> list[str]:
     from draftmill.contracts.rows import read_row
 
-    return [sample.content.text for _, line in lines for sample in maker.fast.unfold(read_row(line))]
+    maker, tokenizer = _maker(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    rows = (read_row(line) for lines in _chunks(file, sys.maxsize) for _, line in lines)
+    texts = [sample.content.text for row in rows for sample in maker.fast.unfold(row)]
+    return lambda num_rows: sum(
+        len(tokenizer.encode(text, add_special_tokens=False).offsets) for text in texts[:num_rows]
+    )
 
 
-def specforge(folder: Path, file: Path, num_rows: int) -> int:
+def specforge(folder: Path, file: Path) -> Way:
+    """Its own preprocessing, as its trainer calls it."""
     from specforge.data.preprocessing import preprocess_conversations
     from specforge.data.template import TEMPLATE_REGISTRY
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = [json.loads(line)["messages"] for chunk in _chunks(file, num_rows) for _, line in chunk]
-    template = TEMPLATE_REGISTRY.get("qwen3-thinking")
-    made = preprocess_conversations(tokenizer, rows, template, MAX_TOKENS, tools=[[] for _ in rows])
-    return sum(ids.shape[1] for ids in made["input_ids"])
+    tokenizer, template = AutoTokenizer.from_pretrained(folder), TEMPLATE_REGISTRY.get("qwen3-thinking")
+
+    def make(num_rows: int) -> int:
+        rows = [json.loads(line)["messages"] for chunk in _chunks(file, num_rows) for _, line in chunk]
+        made = preprocess_conversations(tokenizer, rows, template, MAX_TOKENS, tools=[[] for _ in rows])
+        return sum(ids.shape[1] for ids in made["input_ids"])
+
+    return make
 
 
-WAYS: dict[str, Callable[[Path, Path, int], int]] = {
-    "ours": ours,
-    "map": hf_map,
-    "encode": hf_encode,
-    "specforge": specforge,
-}
-START = {"cpu_s": 0.0}
+WAYS = {"ours": ours, "map": hf_map, "encode": hf_encode, "specforge": specforge}
 
 
 def _cpu_s() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in spent)
+
+
+def spend(way: str, folder: Path, file: Path, num_rows: int) -> dict[str, float]:
+    """CPU-seconds and tokens of all rows but a quarter, in this process."""
+    make, few = WAYS[way](folder, file), num_rows // 4
+    start = _cpu_s()
+    before = make(few)
+    middle = _cpu_s()
+    tokens = make(num_rows)
+    end = _cpu_s()
+    # Ours keeps nothing but its caches between the two; what map's processes need to start is in both.
+    is_warm = way != "map"
+    cpu_s = end - middle if is_warm else (end - middle) - (middle - start)
+    return {"cpu_s": cpu_s, "tokens": tokens if is_warm else tokens - before, "rows": num_rows - (not is_warm) * few}
 
 
 def measure(way: str, folder: Path, file: Path, num_rows: int) -> dict[str, float]:
-    """CPU-seconds and tokens for a quarter of the rows and for all of them, each in a process of its own."""
-    spent = []
-    for count in (num_rows // 4, num_rows):
-        command = [sys.executable, __file__, "--way", way, "--folder", str(folder), "--file", str(file)]
-        done = subprocess.run([*command, "--count", str(count)], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise SystemExit(f"{way} failed:\n{done.stderr[-2000:]}")
-        spent.append(json.loads(done.stdout.splitlines()[-1]))
-    few, all_ = spent
-    rows = num_rows - num_rows // 4
+    """What a way spends in a process of its own."""
+    command = [sys.executable, __file__, "--way", way, "--folder", str(folder), "--file", str(file)]
+    done = subprocess.run([*command, "--count", str(num_rows)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{way} failed:\n{done.stderr[-2000:]}")
+    spent = json.loads(done.stdout.splitlines()[-1])
     return {
-        "ms_per_row": (all_["cpu_s"] - few["cpu_s"]) / rows * 1e3,
-        "tok_per_cpu_s": (all_["tokens"] - few["tokens"]) / (all_["cpu_s"] - few["cpu_s"]),
-        "tokens_per_row": (all_["tokens"] - few["tokens"]) / rows,
+        "ms_per_row": spent["cpu_s"] / spent["rows"] * 1e3,
+        "tok_per_cpu_s": spent["tokens"] / spent["cpu_s"],
+        "tokens_per_row": spent["tokens"] / spent["rows"],
     }
 
 
@@ -161,6 +180,8 @@ def shares(folder: Path, file: Path, num_rows: int) -> dict[str, float]:
         spent[stage] += time.process_time() - start
         return made
 
+    for chunk in _chunks(file, num_rows):
+        maker.make(chunk, file.name)
     with ShardWriter(file.with_suffix(".arrow")) as shard:
         for chunk in _chunks(file, num_rows):
             rows = timed("parse", lambda chunk=chunk: [read_row(line) for _, line in chunk])
@@ -272,7 +293,7 @@ def _shares(folder: Path, file: Path, num_rows: int) -> dict[str, float]:
 
 
 def _footprint(folder: Path, file: Path, num_rows: int) -> dict[str, float]:
-    ours(folder, file, num_rows)
+    ours(folder, file)(num_rows)
     found = footprint(folder, file, num_rows)
     print("  " + ", ".join(f"{name} {value:,.2f}" for name, value in found.items()))
     return found
@@ -287,5 +308,4 @@ if __name__ == "__main__":
     if asked.way is None:
         main(asked.rows)
     else:
-        tokens = WAYS[asked.way](Path(asked.folder), Path(asked.file), int(asked.count))
-        print(json.dumps({"cpu_s": _cpu_s() - START["cpu_s"], "tokens": tokens}))
+        print(json.dumps(spend(asked.way, Path(asked.folder), Path(asked.file), int(asked.count))))
