@@ -14,6 +14,7 @@ from draftmill.chat.turns import RenderedTurns, TurnFinder
 from draftmill.contracts.errors import InputError
 from draftmill.contracts.rows import RowError
 from draftmill.settings.tokenize import Turns
+from tiny_tokenizer import write_tiny_tokenizer
 from trl_templates import NAMES, REFUSED, needs_trl, write_trl_folder
 
 # What a template might treat in a way of its own, and what texts of real conversations begin and end with.
@@ -74,3 +75,20 @@ def test_every_template_of_trl_is_filled_as_it_renders(tmp_path: Path, name: str
 def test_a_template_without_borders_is_refused(tmp_path: Path, name: str):
     with pytest.raises(InputError, match="Tried with a question and an answer with content"):
         find_borders(open_chat(write_trl_folder(tmp_path, name)), {})
+
+
+def test_a_text_that_begins_as_the_prompt_ends_is_rendered_plainly(tmp_path: Path):
+    """No word of the template tells it: an answer that opens its own thinking stands behind the prompt after all."""
+    folder = write_tiny_tokenizer(tmp_path, thinking=True)
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role + '\\n' }}"
+        "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
+    )
+    chat = open_chat(folder)
+    finder = TurnFinder(chat, find_borders(chat, {}))
+    skeletons = Skeletons(finder)
+    for answer in ("one", "two", "three", "<think>why</think>four", "<|im_end|>", "five"):
+        said = Conversation([{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}])
+        assert _made(skeletons, said, "faithful") == _made(finder, said, "faithful")
+    assert skeletons.num_filled == 2

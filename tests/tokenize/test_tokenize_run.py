@@ -271,3 +271,13 @@ def test_template_keywords_reach_the_prompt_and_unknown_ones_are_refused(tmp_pat
     )
     with pytest.raises(RecipeError, match="unknown key 'enable_thinkng'; did you mean 'enable_thinking'"):
         run(completions.settings(tmp_path / "2", source, folder, template_kwargs={"enable_thinkng": False}))
+
+
+def test_a_template_that_prints_the_day_needs_to_be_told_it(tmp_path: Path, tokenizer: Path):
+    (tokenizer / "chat_template.jinja").write_text("Today: {{ strftime_now('%d %b %Y') }}\n" + PLAIN_TEMPLATE)
+    source = write_rows(tmp_path / "a.jsonl", [row(i) for i in range(3)])
+    with pytest.raises(RecipeError, match=r"prints the day.*--template-date"):
+        run(completions.settings(tmp_path, source, tokenizer))
+    card = run(completions.settings(tmp_path, source, tokenizer, template_date="2026-11-30"))
+    text = open_chat(tokenizer).decode(_samples(tmp_path / "samples")[0]["input_ids"])
+    assert text.startswith("Today: 30 Nov 2026\n") and card["content"]["recipe"]["template_date"] == "2026-11-30"

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tokenizers import Encoding, Tokenizer, processors
 from draftmill.chat.reading import Reading, read
 from draftmill.chat.template import (
     CONFIG_FILE,
+    Clock,
     compile_template,
     read_template,
     render,
@@ -35,6 +37,8 @@ class Chat:
     template: jinja2.Template
     reading: Reading
     """What the template reads."""
+    clock: Clock
+    """What it is told of the time."""
     special_tokens: dict[str, str]
     """What the template knows as `bos_token`, `eos_token` and so on."""
     stop_ids: frozenset[int]
@@ -86,8 +90,11 @@ class Chat:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
 
-def open_chat(folder: Path) -> Chat:
-    """The tokenizer and template in a target's folder; InputError that says the cure where one is missing."""
+def open_chat(folder: Path, today: date | None = None) -> Chat:
+    """The tokenizer and template in a target's folder; InputError that says the cure where one is missing.
+
+    A template that asks for the time is told `today`, or the host's own time.
+    """
     file = folder / TOKENIZER_FILE
     if not file.is_file():
         raise InputError(
@@ -105,11 +112,13 @@ def open_chat(folder: Path) -> Chat:
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     config = _read_json(folder / CONFIG_FILE)
     special = special_tokens(config)
-    text, environment = read_template(folder, config), template_environment()
+    clock = Clock(today)
+    text, environment = read_template(folder, config), template_environment(clock)
     return Chat(
         tokenizer=tokenizer,
         template=compile_template(text, environment, str(folder)),
         reading=read(text, environment),
+        clock=clock,
         special_tokens=special,
         stop_ids=_stop_ids(tokenizer, special, _read_json(folder / GENERATION_FILE)),
         tokenizer_hash=hashlib.sha256(file.read_bytes()).hexdigest(),

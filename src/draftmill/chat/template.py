@@ -5,7 +5,8 @@ Templates come from model repositories and are not trusted: they run in jinja2's
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -55,7 +56,21 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return {k: v for k, v in texts.items() if isinstance(v, str)}
 
 
-def template_environment() -> jinja2.Environment:
+@dataclass
+class Clock:
+    """What a template is told where it asks for the time, and whether it did."""
+
+    today: date | None = None
+    """None: the host's own time."""
+    was_asked: bool = False
+
+    def __call__(self, form: str) -> str:
+        """The time in the form of `strftime`."""
+        self.was_asked = True
+        return (datetime.now() if self.today is None else datetime.combine(self.today, time())).strftime(form)
+
+
+def template_environment(clock: Clock) -> jinja2.Environment:
     """What templates are parsed and rendered in: a sandbox with the functions that transformers gives them."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
@@ -63,7 +78,7 @@ def template_environment() -> jinja2.Environment:
     environment.filters["tojson"] = _tojson
     environment.globals |= {
         "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
+        "strftime_now": clock,
         "namespace": _PlainNamespace,
     }
     return environment
@@ -116,10 +131,6 @@ def _tojson(
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def render(template: jinja2.Template, messages: Sequence[Message], **variables: Any) -> str:

@@ -1,5 +1,6 @@
 """Settings of `draftmill tokenize`, and of the gate that it shares with `draftmill inspect`."""
 
+from datetime import date
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -46,6 +47,8 @@ class TokenizeSettings(GateSettings):
     carry their engine's token ids are verbatim in any case, and join only where each is the beginning of the next."""
     template_kwargs: dict[str, bool | int | float | str] = Field({})
     """What the prompts of rows were rendered with that do not say so themselves, e.g. enable_thinking."""
+    template_date: date | None = None
+    """The day (2026-11-30) on which the answers were generated, for a chat template that prints the day."""
     max_tokens: int = Field(3072, ge=2)
     """Longest sample, in tokens; a longer one is cut there and flagged (3072 is the paper's length)."""
     part_bytes: int = Field(200_000_000, ge=1)

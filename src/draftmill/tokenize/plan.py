@@ -10,7 +10,7 @@ import msgspec
 from draftmill.chat.borders import find_borders
 from draftmill.chat.chat import Chat, open_chat
 from draftmill.contracts.cards import Plan, PlannedPart
-from draftmill.contracts.errors import InputError
+from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.settings.recipes import refuse_unknown
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.models import locate
@@ -41,9 +41,14 @@ class Blueprint:
 def draw_up(settings: TokenizeSettings) -> Blueprint:
     """Finds tokenizer, template and input; InputError where one is missing, empty, or made for another target."""
     folder = locate(settings.tokenizer, weights=False)
-    chat = open_chat(folder)
+    chat = open_chat(folder, settings.template_date)
     refuse_unknown(settings.template_kwargs, chat.reading.keywords, f"chat template of {settings.tokenizer}")
     borders = find_borders(chat, settings.template_kwargs)
+    if chat.clock.was_asked and settings.template_date is None:
+        raise RecipeError(
+            f"the chat template of {settings.tokenizer} prints the day: name the one on which answers were generated "
+            "(--template-date 2026-11-30), so that prompts are those that the target saw, today and in any rerun"
+        )
     source = open_source(settings.input)
     made_with = source.card.get("tokenizer_hash", chat.tokenizer_hash)
     if made_with != chat.tokenizer_hash:
@@ -79,6 +84,7 @@ def _recipe(settings: TokenizeSettings, chat: Chat, source: Source) -> dict[str,
         "format": FORMAT,
         "turns": settings.turns,
         "template_kwargs": settings.template_kwargs,
+        "template_date": None if settings.template_date is None else settings.template_date.isoformat(),
         "max_tokens": settings.max_tokens,
         "mask_id": settings.mask_id,
         "part_bytes": settings.part_bytes,

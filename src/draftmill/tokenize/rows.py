@@ -8,6 +8,7 @@ import logging
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +44,8 @@ class RowMakerSpec:
     turns: Turns
     max_tokens: int
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    template_date: date | None = None
+    """What the template takes for today."""
     mask_id: int | None = None
     """Samples that hold this token are counted."""
 
@@ -111,7 +114,7 @@ class RowMaker:
     def __init__(self, spec: RowMakerSpec) -> None:
         """Opens the tokenizer; InputError where it is missing, or the borders of its template cannot be found."""
         self.spec = spec
-        chat = open_chat(spec.tokenizer)
+        chat = open_chat(spec.tokenizer, spec.template_date)
         finder = TurnFinder(chat, find_borders(chat, spec.template_kwargs))
         self.fast = _Way(self._unfolder(Skeletons(finder)), open_encoder(chat, spec.tokenizer / TOKENIZER_FILE))
         self.careful = _Way(self._unfolder(finder), ReferenceEncoder(chat))
