@@ -278,6 +278,6 @@ def test_a_template_that_prints_the_day_needs_to_be_told_it(tmp_path: Path, toke
     source = write_rows(tmp_path / "a.jsonl", [row(i) for i in range(3)])
     with pytest.raises(RecipeError, match=r"prints the day.*--template-date"):
         run(completions.settings(tmp_path, source, tokenizer))
-    card = run(completions.settings(tmp_path, source, tokenizer, template_date="2026-11-30"))
+    card = run(completions.settings(tmp_path, source, tokenizer, template_date="2025-01-02"))
     text = open_chat(tokenizer).decode(_samples(tmp_path / "samples")[0]["input_ids"])
-    assert text.startswith("Today: 30 Nov 2026\n") and card["content"]["recipe"]["template_date"] == "2026-11-30"
+    assert text.startswith("Today: 02 Jan 2025\n") and card["content"]["recipe"]["template_date"] == "2025-01-02"

@@ -76,7 +76,8 @@ def draw_up(settings: TokenizeSettings) -> Blueprint:
 
 
 def _rows(folder: Path, settings: TokenizeSettings) -> RowMakerSpec:
-    return RowMakerSpec(folder, settings.turns, settings.max_tokens, settings.template_kwargs, settings.mask_id)
+    told = (settings.template_kwargs, settings.template_date)
+    return RowMakerSpec(folder, settings.turns, settings.max_tokens, *told, settings.mask_id)
 
 
 def _recipe(settings: TokenizeSettings, chat: Chat, source: Source) -> dict[str, Any]:
