@@ -6,7 +6,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from draftmill.chat.chat import Chat, open_chat
 from draftmill.chat.turns import RenderedTurns
@@ -77,6 +77,16 @@ def test_a_token_that_straddles_a_border_is_not_supervised(chat: Chat, fast: Fas
     assert made.loss_mask.tolist() == [True, False, False]
 
 
+def test_a_tokenizer_that_trims_offsets_hides_no_straddling_token(tmp_path: Path):
+    folder = write_tiny_tokenizer(tmp_path)
+    _changed(folder, lambda tokenizer: setattr(tokenizer, "post_processor", processors.ByteLevel(trim_offsets=True)))
+    chat = open_chat(folder)
+    assert len(chat.encode(" apple")) == 1
+    for encoder in (ReferenceEncoder(chat), FastEncoder(chat, folder / "tokenizer.json")):
+        (made,) = encoder.encode([RenderedTurns("x apple", (0,), ((2, 7),))])
+        assert made.loss_mask.tolist() == [False, False]
+
+
 def _points() -> list[int]:
     ranges = [given.partition("-") for given in DIFFERING.split()]
     return [point for first, _, last in ranges for point in (int(first, 16), int(last or first, 16))]
@@ -115,6 +125,8 @@ def test_random_characters_of_all_of_unicode_are_read_alike(chat: Chat, fast: Fa
         ("a\u0323\u0307", False),
         ("q\u0323\u0307", True),
         ("q\u0307\u0323", False),
+        ("\u05d1\u05b8\u05bc", True),
+        ("\u05d1\u05bc\u05b8", False),  # marks that join nothing, out of order
         ("\u212b", False),
         ("\u2000", False),
         ("\ue000 \U000f0000", True),
