@@ -125,8 +125,8 @@ def test_random_characters_of_all_of_unicode_are_read_alike(chat: Chat, fast: Fa
         ("a\u0323\u0307", False),
         ("q\u0323\u0307", True),
         ("q\u0307\u0323", False),
-        ("\u05d1\u05b8\u05bc", True),
-        ("\u05d1\u05bc\u05b8", False),  # marks that join nothing, out of order
+        ("\u0628\u064b\u0651", True),
+        ("\u0628\u0651\u064b", False),  # marks that join nothing, out of order
         ("\u212b", False),
         ("\u2000", False),
         ("\ue000 \U000f0000", True),
