@@ -1,7 +1,7 @@
 """Settings of `draftmill tokenize`, and of the gate that it shares with `draftmill inspect`."""
 
 from datetime import date
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -83,7 +83,7 @@ class TokenizeSettings(GateSettings):
         return index % of == which - 1
 
     @model_validator(mode="after")
-    def _shard_is_one_of_them(self) -> Self:
+    def _shard_is_one_of_them(self) -> "TokenizeSettings":
         if self.shard is not None:
             which, of = map(int, self.shard.split("/"))
             if which > of:

@@ -44,7 +44,7 @@ class Characters:
         if text.isascii():
             return True
         others = text.encode().translate(None, _ASCII).decode()
-        kind = self._kinds[np.frombuffer(others.encode("utf-32-le"), np.uint32)].max()
+        kind = int(self._kinds[np.frombuffer(others.encode("utf-32-le"), np.uint32)].max())
         if kind == JOINS:  # slow to check, so each word once; nothing joins white space
             return unicodedata.is_normalized("NFC", " ".join(set(text.split())))
         return kind == PLAIN or (kind == MARK and unicodedata.is_normalized("NFC", text))
