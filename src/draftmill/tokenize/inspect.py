@@ -38,7 +38,13 @@ def _counted(existing: ExistingSet, mask_id: int | None) -> PartStats:
     """The samples are counted anew; what is known of their rows is the card's, where there is one."""
     mask_id = mask_id if mask_id is not None else existing.content.get("recipe", {}).get("mask_id")
     seen = [
-        (len(ids), np.count_nonzero(mask), truncated, fingerprint(ids), holding(ids, np.array([len(ids)]), mask_id))
+        (
+            len(ids),
+            np.count_nonzero(mask),
+            truncated,
+            fingerprint(ids),
+            holding(ids, np.array([len(ids)], np.int32), mask_id),
+        )
         for _, ids, mask, truncated in existing.samples()
     ]
     lengths, supervised, truncated, fingerprints, with_mask = zip(*seen, strict=True) if seen else ((),) * 5
