@@ -47,8 +47,9 @@ class Skeleton(NamedTuple):
 
     def filled(self, texts: Sequence[str]) -> RenderedTurns | None:
         """The conversation with `texts`, None where they need a plain render."""
-        if any(texts[number].startswith(character) for number, character in self.unlike):
-            return None
+        for number, character in self.unlike:
+            if texts[number].startswith(character):
+                return None
         filling = [texts[number] for number in self.slots]
         pairs = zip(filling, self.literals[1:], strict=True)
         parts = [self.literals[0], *itertools.chain.from_iterable(pairs)]

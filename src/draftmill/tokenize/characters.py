@@ -30,7 +30,8 @@ _TABLED = (range(0x33480), range(0xE0000, 0xE1000))
 _PRIVATE_USE = ((0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 # Hangul vowels and finals, which join what stands before them by rule, not by table.
 _HANGUL = (range(0x1161, 0x1176), range(0x11A8, 0x11C3))
-_ASCII = bytes(range(128))
+_LAST_ASCII = 0x7F
+_MAX_WORDS = 100_000
 
 
 class Characters:
@@ -38,16 +39,28 @@ class Characters:
 
     def __init__(self) -> None:
         self._kinds = _kinds()
+        self._composed: set[str] = set()
+        """Words that were seen to be in composed form: a shortcut, without influence on what is told."""
 
     def are_trusted(self, text: str) -> bool:
         """Whether both engines read the text alike, and normalizing it changes nothing."""
         if text.isascii():
             return True
-        others = text.encode().translate(None, _ASCII).decode()
-        kind = int(self._kinds[np.frombuffer(others.encode("utf-32-le"), np.uint32)].max())
-        if kind == JOINS:  # slow to check, so each word once; nothing joins white space
-            return unicodedata.is_normalized("NFC", " ".join(set(text.split())))
+        points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        kind = int(self._kinds[points[points > _LAST_ASCII]].max())
+        if kind == JOINS:
+            return self._is_composed(text)
         return kind == PLAIN or (kind == MARK and unicodedata.is_normalized("NFC", text))
+
+    def _is_composed(self, text: str) -> bool:
+        """Word by word, for characters that may join are slow to check; nothing joins white space."""
+        words = set(text.split()) - self._composed
+        if not unicodedata.is_normalized("NFC", " ".join(words)):
+            return False
+        if len(self._composed) > _MAX_WORDS:
+            self._composed.clear()
+        self._composed |= words
+        return True
 
 
 @functools.cache

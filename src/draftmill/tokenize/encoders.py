@@ -102,7 +102,7 @@ class FastEncoder:
         layout: Any = self.engine.encode_batch([turns.text for turns in texts], parallel=False).layout
         ids, ends = np.asarray(layout.content.data).view(np.int32), np.asarray(layout.offsets)
         reached = np.zeros(len(ids) + 1, np.int64)
-        np.cumsum(self._bytes_of_id[ids], out=reached[1:])
+        np.cumsum(self._bytes_of_id.take(ids), out=reached[1:])
         places = [_byte_places(turns) for turns in texts]
         bases = reached[ends].tolist()
         mask = _mask(reached, [base + place for base, own in zip(bases, places, strict=False) for place in own[:-1]])
