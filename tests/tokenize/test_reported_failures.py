@@ -116,7 +116,8 @@ def test_thinking_of_earlier_turns_follows_the_switch_that_serving_had(maker: Ro
     dropped, kept = (
         _one(maker, *turns, sampling={"chat_template_kwargs": k}) for k in ({}, {"preserve_thinking": True})
     )
-    assert _supervised(chat, dropped) == "t2\n</think>\n\nb<|im_end|>" and "t1" not in chat.decode(dropped.input_ids.tolist())
+    assert _supervised(chat, dropped) == "t2\n</think>\n\nb<|im_end|>"
+    assert "t1" not in chat.decode(dropped.input_ids.tolist())
     assert _supervised(chat, kept) == "t1\n</think>\n\na<|im_end|>t2\n</think>\n\nb<|im_end|>"
 
 
