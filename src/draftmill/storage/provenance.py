@@ -20,6 +20,7 @@ PACKAGES = (
     "obstore",
     "msgspec",
     "jinja2",
+    "gigatoken",
 )
 
 
