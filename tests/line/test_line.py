@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, target: Path) -> tuple
 def test_the_line_accounts_for_every_row_and_measures_losslessly(undisturbed: tuple[Path, dict[str, Any]]) -> None:
     run, closing = undisturbed
     rows = closing["rows"]
-    aside = sum(
-        closing["left_out"][stage].get("broken think tags", 0) for stage in ("generate train", "generate held-out")
-    )
-    assert rows["generate train"] + rows["generate held-out"] + aside == NUM_PROMPTS
+    # A target of random weights writes think tags, and ids that its tokenizer does not know.
+    left_out = Counter(closing["left_out"]["generate train"]) + Counter(closing["left_out"]["generate held-out"])
+    assert left_out.pop("broken JSON") == 1
+    assert rows["generate train"] + rows["generate held-out"] + left_out.total() == NUM_PROMPTS
     assert closing["lossless"] is True
     assert 1.0 <= closing["tau_untrained"] <= 4 and 1.0 <= closing["tau"] <= 4
     assert (Path(closing["export"]) / "model.safetensors").is_file()
