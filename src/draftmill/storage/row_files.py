@@ -97,14 +97,21 @@ def _opened(path: Path, key: str) -> io.BufferedIOBase:
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, bytes]]:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     number = 0
     with pq.ParquetFile(path) as file:
+        # Nanoseconds become Python objects through pandas alone: as text, or as their number, they say as much.
+        plain = {"duration[ns]": pa.int64(), "timestamp[ns": pa.string(), "time64[ns]": pa.string()}
+        schema = pa.schema(
+            field.with_type(next((to for kind, to in plain.items() if str(field.type).startswith(kind)), field.type))
+            for field in file.schema_arrow
+        )
         for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
-            for row in batch.to_pylist():
+            for row in batch.cast(schema).to_pylist():
                 number += 1
-                yield number, msgspec.json.encode(row, enc_hook=str)  # a time in nanoseconds is pandas' own
+                yield number, msgspec.json.encode(row, enc_hook=str)
 
 
 @dataclass(frozen=True)
