@@ -141,6 +141,8 @@ import asyncio, os, signal, sys
 import draftmill.generate.run as room
 from draftmill.cli import main
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell are started without it
+
 async def ask():
     try:
         os.kill(os.getpid(), signal.SIGTERM)
