@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from draftmill.storage.local import draft_of
+
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -72,9 +74,12 @@ def _locked(path: Path) -> Iterator[bool]:
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes `path` whole or not at all: a temporary name beside it, fsync, rename."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    with draft.open("wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(path)
+    draft = draft_of(path)
+    try:
+        with draft.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

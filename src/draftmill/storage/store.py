@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,8 +37,10 @@ _ONE_SLASH = tuple(scheme.removesuffix("/") for scheme in OBJECT_SCHEMES)
 ETAG = "etag:"
 _CHUNK_BYTES = 1 << 22
 _READERS = 16
-# A request may take as long as bytes flow; a connection on which nothing comes for a minute is given up.
+# A request may take as long as bytes flow; a connection on which nothing comes for a minute is given up. Nothing comes
+# while an upload goes: 16 parts of 8 MiB that share a slow line (0.2 MB/s) take ten minutes.
 _CLIENT: ClientConfig = {"allow_http": True, "timeout": "1 h", "read_timeout": "60 s", "connect_timeout": "10 s"}
+_UPLOAD_CLIENT: ClientConfig = {**_CLIENT, "read_timeout": "10 min"}
 _RETRIES: RetryConfig = {
     "max_retries": 10,
     "retry_timeout": timedelta(seconds=30),
@@ -57,6 +59,11 @@ class Store:
     def folder(self) -> Path | None:
         """The local folder, or None on an object store."""
         return None if self.url.startswith(OBJECT_SCHEMES) else Path(self.url)
+
+    @cached_property
+    def uploads(self) -> ObjectStore:
+        """The same place, for requests that send much before anything comes back."""
+        return self.backend if self.folder is not None else _object_store(self.url, _UPLOAD_CLIENT)
 
     def files(self) -> list[InputFile]:
         """Every object below the URL, sorted by key; `identity` changes with the object."""
@@ -140,7 +147,7 @@ class Store:
             return
         what = f"{self.url}/{key} cannot be written"
         try:
-            insisting(what, lambda: obstore.put(self.backend, key, data))
+            insisting(what, lambda: obstore.put(self.uploads, key, data))
         except FileNotFoundError as error:
             raise StorageError(f"{what}: {_bucket(self.url)}") from error
 
@@ -225,7 +232,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
     With `create` a local folder that does not exist is made.
     """
     if url.startswith(OBJECT_SCHEMES):
-        return Store(url.rstrip("/"), _object_store(url))
+        return Store(url.rstrip("/"), _object_store(url, _CLIENT))
     if "://" in url or url.startswith(_ONE_SLASH):
         raise RecipeError(f"{url}: a URL is a local path, s3://, gs:// or az://")
     folder = Path(url).expanduser().absolute()
@@ -239,11 +246,11 @@ def open_store(url: str, *, create: bool = False) -> Store:
         raise StorageError(f"{folder} cannot be made or opened: {why(error)}") from error
 
 
-def _object_store(url: str) -> ObjectStore:
+def _object_store(url: str, client: ClientConfig) -> ObjectStore:
     try:
         if url.startswith("s3://"):
-            return S3Store.from_url(url, config=_s3_options(), client_options=_CLIENT, retry_config=_RETRIES)
-        return from_url(url, client_options=_CLIENT, retry_config=_RETRIES)
+            return S3Store.from_url(url, config=_s3_options(), client_options=client, retry_config=_RETRIES)
+        return from_url(url, client_options=client, retry_config=_RETRIES)
     except (BaseError, OSError, ValueError) as error:
         raise RecipeError(f"{url} names no bucket that can be opened: {why(error)}") from error
 

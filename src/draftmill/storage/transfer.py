@@ -118,7 +118,7 @@ class Transfers:
     async def _put(self, store: Store, key: str, data: bytes | Path, witness: tuple[int, str]) -> None:
         async def once() -> None:
             await obstore.put_async(
-                store.backend,
+                store.uploads,
                 key,
                 data,
                 attributes={SHA256_ATTRIBUTE: witness[1]},
