@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
 from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.storage.cache import cache_folder
@@ -23,7 +21,6 @@ from draftmill.storage.cache import cache_folder
 CONFIG_FILE = "config.json"
 PACKAGE_SCHEME = "package:"
 _END_BYTES = 1 << 20
-_HUB_FAILURES = (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError)
 _TOKENIZER_FILES = ["tokenizer*", "*.jinja", "special_tokens_map.json", "config.json", "generation_config.json"]
 
 
@@ -38,9 +35,17 @@ def locate(name: str, *, weights: bool = True) -> Path:
         raise RecipeError(
             f"{name}: no such folder. A target is a local folder, a Hugging Face id (ORG/NAME), or package:NAME"
         )
+    return _fetched(name, None if weights else _TOKENIZER_FILES)
+
+
+def _fetched(name: str, patterns: list[str] | None) -> Path:
+    # Here, not above: half a second of imports, and most targets lie in a folder.
+    from huggingface_hub import errors, snapshot_download
+
+    failures = (errors.HfHubHTTPError, errors.HFValidationError, errors.LocalEntryNotFoundError)
     try:
-        return Path(snapshot_download(name, allow_patterns=None if weights else _TOKENIZER_FILES))
-    except _HUB_FAILURES as error:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (*failures, errors.OfflineModeIsEnabled, OSError) as error:
         raise InputError(
             f"{name} is neither a local folder nor to be had from the Hugging Face hub ({type(error).__name__}): "
             "check the spelling, the network and HF_TOKEN, or name a folder"
