@@ -75,9 +75,10 @@ class SetWriter:
         done = self.records()
         return [part for part in self.plan.parts if part.name not in done]
 
-    def share(self) -> None:
+    def share(self, *beside: str) -> None:
         """Copies parts that one store holds whole to those that hold another or none: an output that was added, a run
-        that ended between two stores."""
+        that ended between two stores. `beside`: endings of what a room keeps beside a part, copied where it is there.
+        """
         for part in self.plan.parts if len(self.stores) > 1 else ():
             found = [self._whole(store, part.name) for store in self.stores]
             source = next((n for n, record in enumerate(found) if record is not None), None)
@@ -86,8 +87,9 @@ class SetWriter:
             record = found[source]
             assert record is not None
             for store in (s for s, there in zip(self.stores, found, strict=True) if there != record):
-                for file, _ in record.files:
-                    store.put(file, self.stores[source].get(file))
+                for file in (*(file for file, _ in record.files), *(f"{record.name}{ending}" for ending in beside)):
+                    if (data := self.stores[source].find(file)) is not None:
+                        store.put(file, data)
                 store.put(record_file(record.name), canonical_json(record))
 
     def _whole(self, store: Store, part: str) -> PartRecord | None:
@@ -105,6 +107,20 @@ class SetWriter:
                 store.put(name, path)
             store.put(record_file(record.name), canonical_json(record))
 
+    def refuse_another_plan(self, store: Store, found: bytes | None) -> None:
+        """StorageError unless `found`, the plan that a store holds now, is this set's: another run may have taken a
+        folder of which nothing had been made yet.
+        """
+        if found is None:
+            raise StorageError(
+                f"{store.url}/{PLAN_FILE} was removed while this run was under way: run the same command again"
+            )
+        if found != canonical_json(self.plan):
+            raise StorageError(
+                f"{store.url} has been taken over by a run with another plan while this one was under way: "
+                "give each its own --output"
+            )
+
     def publish_file(self, name: str, data: bytes) -> None:
         """Writes a file beside the parts (what another library wants to find there), to every store."""
         for store in self.stores:
@@ -112,6 +128,8 @@ class SetWriter:
 
     def finish(self, card: Card) -> Card:
         """Publishes the card: the set is complete. The card of another run that made the same set first stands."""
+        for store in self.stores:
+            self.refuse_another_plan(store, store.find(PLAN_FILE))
         first, *others = self.stores
         there = _decoded(first.put_new(CARD_FILE, canonical_json(card)), Card, first, CARD_FILE)
         if there.content_hash != card.content_hash:
@@ -128,7 +146,9 @@ def _held(sizes: Sequence[dict[str, int]], file: str, size: int) -> bool:
 
 def open_set_writer(urls: Sequence[str], plan: Plan) -> SetWriter:
     """A writer for `plan`, its plan published; RecipeError where an output already holds a different set."""
-    writer = SetWriter(plan, tuple(open_store(url, create=True) for url in urls))
+    opened = [open_store(url, create=True) for url in urls]
+    places = {store.url if store.folder is None else str(store.folder.resolve()): store for store in opened}
+    writer = SetWriter(plan, tuple(places.values()))
     for store in writer.stores:
         if store.folder is not None:
             sweep_drafts(store.folder)

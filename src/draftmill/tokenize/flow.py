@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from draftmill.contracts.cards import PLAN_FILE, PartRecord, canonical_json, record_file
-from draftmill.contracts.errors import DataGateError, StorageError
+from draftmill.contracts.cards import PLAN_FILE, InputFile, PartRecord, canonical_json, record_file
+from draftmill.contracts.errors import DataGateError
 from draftmill.storage.sets import SetWriter
 from draftmill.storage.store import Store
 from draftmill.storage.transfer import Transfers, together
@@ -65,15 +65,15 @@ class Flow:
         self._uploads = asyncio.Semaphore(MAX_UPLOADS)
         self._complete = writer.records()
         self._sizes = writer.sizes()
-        self._plans = [store.stat(PLAN_FILE) for store in writer.stores]
+        self._plans: list[InputFile | None] = [None] * len(writer.stores)  # those that are known to be ours
 
     def is_to_be_made(self, part: PartInputs) -> bool:
         """Whether the part is this run's and no earlier run has left what is known of its rows."""
-        return self._is_ours(part) and self._store_with(made_file(part.name)) is None
+        return self._is_ours(part) and not self._is_kept(part)
 
-    def _store_with(self, file: str) -> Store | None:
-        """A store that holds a file, if any does."""
-        return next((s for s, there in zip(self._writer.stores, self._sizes, strict=True) if file in there), None)
+    def _is_kept(self, part: PartInputs) -> bool:
+        """Whether every store holds what is known of the part's rows."""
+        return all(made_file(part.name) in there for there in self._sizes)
 
     async def run(self, parts: Sequence[PartInputs]) -> None:
         """Makes what is missing of the parts of a plan, given in its order; publishes what can be closed."""
@@ -119,9 +119,10 @@ class Flow:
         return await self._stages.pool.make(job, self._stages.on_read)
 
     async def _kept(self, part: PartInputs) -> Made | None:
-        """What an earlier run has left of the part, if its shard is there as well."""
-        store = self._store_with(made_file(part.name))
-        data = None if store is None else await self._stages.transfers.find(store, made_file(part.name))
+        """What an earlier run has left of the part, if every store has that and its shard."""
+        if not self._is_kept(part):
+            return None
+        data = await self._stages.transfers.find(self._writer.stores[0], made_file(part.name))
         made = decode_made(data, self._writer.plan.hash)
         if made is None or any(there.get(made.record.file) != made.record.bytes for there in self._sizes):
             return None
@@ -179,11 +180,8 @@ class Flow:
 
     async def _refuse_lost(self) -> None:
         """Another plan may have taken a folder of which nothing had been made yet."""
-        for store, plan in zip(self._writer.stores, self._plans, strict=True):
-            if await self._stages.transfers.stat(store, PLAN_FILE) == plan:
-                continue
-            if await self._stages.transfers.find(store, PLAN_FILE) != canonical_json(self._writer.plan):
-                raise StorageError(
-                    f"{store.url} has been taken over by a run with another plan while this one was under way: "
-                    "give each its own --output"
-                )
+        for number, store in enumerate(self._writer.stores):
+            now = await self._stages.transfers.stat(store, PLAN_FILE)
+            if now is None or now != self._plans[number]:
+                self._writer.refuse_another_plan(store, await self._stages.transfers.find(store, PLAN_FILE))
+                self._plans[number] = now

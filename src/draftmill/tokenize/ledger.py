@@ -17,7 +17,9 @@ from draftmill.tokenize.figures import figures_of
 from draftmill.tokenize.pieces import Piece
 
 Hashes = NDArray[np.uint64]
-UNREADABLE = np.uint64(0)
+UNREADABLE = 0
+ROWS = ".rows"
+"""Ending of the file that is kept of a part for those that come after it."""
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +42,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 
 def made_file(name: str) -> str:
     """The file name of what is kept of a part for those that come after it."""
-    return f"{name}.rows"
+    return f"{name}{ROWS}"
 
 
 def encode_made(made: Made) -> bytes:

@@ -13,6 +13,7 @@ from draftmill.storage.sets import SetWriter, open_set_writer
 from draftmill.tokenize.closing import finish, what_is_left
 from draftmill.tokenize.engines import num_tasks, start
 from draftmill.tokenize.jsonl import write_jsonl
+from draftmill.tokenize.ledger import ROWS
 from draftmill.tokenize.making import make_missing
 from draftmill.tokenize.plan import Blueprint, describe, draw_up
 
@@ -42,7 +43,7 @@ def run(settings: TokenizeSettings) -> dict[str, Any]:
 def _make(writer: SetWriter, blueprint: Blueprint) -> None:
     """Has what is missing made, on this machine or by an engine."""
     if writer.missing():
-        writer.share()
+        writer.share(ROWS)
     if blueprint.settings.engine != "local":
         _start_engine(writer, blueprint)
         return
