@@ -2,27 +2,34 @@
 
 import asyncio
 import json
+import resource
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import completions
 from completions import row, write_rows
-from draftmill.contracts.errors import StorageError
+from draftmill.contracts.errors import RecipeError, StorageError
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.patience import Patience
 from draftmill.storage.sets import open_set_writer
+from draftmill.storage.store import open_store
 from draftmill.storage.transfer import Transfers
 from draftmill.tokenize.budget import Budget
 from draftmill.tokenize.flow import Flow, Stages
 from draftmill.tokenize.inputs import Inputs
-from draftmill.tokenize.making import make_missing
+from draftmill.tokenize.making import WORKER_BYTES, fitting, make_missing
 from draftmill.tokenize.plan import draw_up
 from draftmill.tokenize.pool import open_pool
 from draftmill.tokenize.run import run
+from storage.unruly_proxy import GONE, WELL_BEHAVED, UnrulyProxy
 from tiny_tokenizer import write_tiny_tokenizer
 
 LENIENT = {"max_spike_frac": 1, "max_duplicate_frac": 1, "max_dropped_frac": 1}
@@ -137,6 +144,14 @@ def test_inputs_that_change_between_plan_and_reading_are_refused_by_name(place: 
         asyncio.run(make_missing(writer, blueprint))
 
 
+def test_no_more_workers_are_started_than_memory_and_parts_allow(place: Path):
+    settings = _settings(place, workers=64, worker_growth_bytes=1 << 30)
+    assert fitting(settings, num_parts=100, free_bytes=1 << 40) == (64, 1 << 30)
+    assert fitting(settings, num_parts=3, free_bytes=1 << 40) == (3, 1 << 30)
+    assert fitting(settings, num_parts=100, free_bytes=10 * WORKER_BYTES) == (10, WORKER_BYTES)
+    assert fitting(settings, num_parts=100, free_bytes=0) == (1, WORKER_BYTES)
+
+
 RUN = """
 import sys
 from draftmill.cli import main
@@ -144,11 +159,15 @@ sys.exit(main(["tokenize", *sys.argv[1:]]))
 """
 
 
-def _started(place: Path, **flags: Any) -> "subprocess.Popen[str]":
+def _started(place: Path, limit: Callable[[], None] | None = None, **flags: Any) -> "subprocess.Popen[str]":
     given = {"input": place / "in", "output": place / "raced", "tokenizer": place / "tokenizer", **LENIENT, **flags}
     words = [word for key, value in given.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     return subprocess.Popen(
-        [sys.executable, "-c", RUN, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", RUN, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=limit,
     )
 
 
@@ -173,3 +192,83 @@ def test_of_two_plans_for_one_output_just_one_is_made(place: Path):
     )
     run(_settings(place, "alone", part_bytes=900, max_tokens=(1000, 20)[codes.index(0)]))
     assert _files(place / "raced") == _files(place / "alone")
+
+
+def test_an_output_inside_the_input_is_refused(place: Path):
+    _write_inputs(place)
+    for output in ("in", "in/samples"):
+        with pytest.raises(RecipeError, match=rf"--output .*{output} lies in the input"):
+            run(_settings(place, output))
+    one = completions.settings(
+        place, place / "in" / "0.jsonl", place / "tokenizer", output=(str(place / "in" / "samples"),), **LENIENT
+    )
+    assert run(one)["content"]["rows_in"] == 12, "a single file's folder is not read"
+
+
+def test_one_output_named_twice_is_one(place: Path):
+    _write_inputs(place)
+    twice = (str(place / "samples"), f"{place}/in/../samples/")
+    run(_settings(place, part_bytes=900).model_copy(update={"output": twice}))
+    run(_settings(place, "alone", part_bytes=900))
+    assert _files(place / "samples") == _files(place / "alone")
+
+
+def test_an_output_that_is_removed_meanwhile_is_named(place: Path):
+    _write_inputs(place)
+    settings = _settings(place, part_bytes=900)
+    blueprint = draw_up(settings)
+    writer = open_set_writer(settings.output, blueprint.plan)
+    (place / "samples" / "plan.json").unlink()
+    with pytest.raises(StorageError, match=r"plan\.json was removed while this run was under way"):
+        asyncio.run(make_missing(writer, blueprint))
+
+
+def test_interrupted_while_its_store_is_gone_it_ends_at_once_and_goes_on_later(place: Path, lake: UnrulyProxy):
+    _write_inputs(place)
+    flags = {"output": f"{lake.url}/out", "part_bytes": 900, "workers": 2}
+    waiting = _started(place, **flags)
+    while not any("part-" in path for _, path in lake.requests):
+        time.sleep(0.01)
+    lake.faults = GONE
+    time.sleep(1)
+    family = psutil.Process(waiting.pid).children(recursive=True)
+    waiting.send_signal(signal.SIGINT)
+    told = waiting.communicate(timeout=20)[1]
+    assert waiting.returncode == 130 and "run the same command again to go on" in told
+    assert family and psutil.wait_procs(family, timeout=10)[1] == []
+
+    lake.faults = WELL_BEHAVED
+    assert _started(place, **flags).wait(60) == 0
+    run(_settings(place, "alone", part_bytes=900))
+    there = open_store(f"{lake.url}/out")
+    assert {file.key: there.get(file.key) for file in there.files() if file.key != "card.json"} == _files(
+        place / "alone"
+    )
+
+
+def test_a_full_disk_is_named_and_the_next_run_goes_on(place: Path):
+    _write_inputs(place)
+
+    def limit() -> None:  # on the size of files: it stands for a disk without room
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, 5_000))
+
+    full = _started(place, limit, part_bytes=100_000, workers=1)
+    told = full.communicate()[1]
+    assert full.returncode == 1 and "cannot be written: File too large; free some space and run the same" in told, told
+    assert "Traceback" not in told
+    assert _started(place, part_bytes=100_000).wait(60) == 0
+    run(_settings(place, "alone", part_bytes=100_000))
+    assert _files(place / "raced") == _files(place / "alone")
+
+
+def test_what_a_kill_left_in_one_of_two_outputs_only_is_made_whole_in_both(place: Path):
+    _write_inputs(place)
+    both = _settings(place, "one", part_bytes=900).model_copy(
+        update={"output": (str(place / "one"), str(place / "two"))}
+    )
+    run(both)
+    whole = _files(place / "one")
+    for lost in ("card.json", "part-00001.rows", "part-00001.json", "../one/part-00001.json", "../one/card.json"):
+        (place / "two" / lost).unlink()
+    run(both)
+    assert _files(place / "one") == _files(place / "two") == whole

@@ -80,9 +80,10 @@ def test_compressed_and_plain_files_give_the_same_samples(tmp_path: Path, tokeni
     squeezed = tmp_path / "squeezed"
     squeezed.mkdir()
     (squeezed / "a.jsonl.zst").write_bytes(pa.compress(plain.read_bytes(), codec="zstd", asbytes=True))
-    for folder in (plain.parent, packed, squeezed):
-        run(completions.settings(folder, folder, tokenizer))
-    shards = {(f / "samples" / "part-00000.arrow").read_bytes() for f in (plain.parent, packed, squeezed)}
+    folders = (plain.parent, packed, squeezed)
+    for folder in folders:
+        run(completions.settings(tmp_path / f"of-{folder.name}", folder, tokenizer))
+    shards = {(tmp_path / f"of-{f.name}" / "samples" / "part-00000.arrow").read_bytes() for f in folders}
     assert len(shards) == 1
 
 

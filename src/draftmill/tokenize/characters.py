@@ -30,7 +30,6 @@ _TABLED = (range(0x33480), range(0xE0000, 0xE1000))
 _PRIVATE_USE = ((0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 # Hangul vowels and finals, which join what stands before them by rule, not by table.
 _HANGUL = (range(0x1161, 0x1176), range(0x11A8, 0x11C3))
-_LAST_ASCII = 0x7F
 _MAX_WORDS = 100_000
 
 
@@ -47,7 +46,7 @@ class Characters:
         if text.isascii():
             return True
         points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        kind = int(self._kinds[points[points > _LAST_ASCII]].max())
+        kind = int(self._kinds.take(points).max())
         if kind == JOINS:
             return self._is_composed(text)
         return kind == PLAIN or (kind == MARK and unicodedata.is_normalized("NFC", text))

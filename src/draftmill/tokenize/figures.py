@@ -1,6 +1,6 @@
 """What is counted of a tokenized set: summable over parts, and the shares and percentiles derived from it."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -108,16 +108,17 @@ def figures_of(record: PartRecord) -> PartStats:
 
 def total(parts: Iterable[PartStats]) -> PartStats:
     """The figures of all parts together."""
-    whole = PartStats()
+    sums, counts = Counter[str](), defaultdict[str, Counter[int]](Counter)
     for part in parts:
-        whole = PartStats(
-            **{name: _sum(getattr(whole, name), getattr(part, name)) for name in PartStats.__struct_fields__}
-        )
-    return whole
-
-
-def _sum(a: Any, b: Any) -> Any:
-    return dict(sorted((Counter(a) + Counter(b)).items())) if isinstance(a, dict) else a + b
+        for name in PartStats.__struct_fields__:
+            value = getattr(part, name)
+            if isinstance(value, dict):
+                counts[name].update(value)
+            else:
+                sums[name] += value
+    histograms = {name: dict(sorted(counted.items())) for name, counted in counts.items()}
+    whole: dict[str, Any] = {**sums, **histograms}
+    return PartStats(**whole)
 
 
 def bins(counts: Mapping[int, int]) -> list[tuple[int, int, int]]:

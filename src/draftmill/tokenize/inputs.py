@@ -13,6 +13,9 @@ from draftmill.tokenize.lines import LocalPiece
 from draftmill.tokenize.pieces import Piece
 from draftmill.tokenize.source import Source
 
+# The earlier first: where bandwidth is short, the workers and the uploads behind them begin with the first part.
+PARTS_FETCHED = 2
+
 
 class Inputs:
     """What parts are made of, in `folder` while it is needed."""
@@ -20,11 +23,12 @@ class Inputs:
     def __init__(self, source: Source, folder: Path, transfers: Transfers) -> None:
         self._source, self._folder, self._transfers = source, folder, transfers
         self._checked: dict[str, asyncio.Task[None]] = {}
+        self._fetching = asyncio.Semaphore(PARTS_FETCHED)
         folder.mkdir(parents=True, exist_ok=True)
 
     async def obtain(self, pieces: Sequence[Piece]) -> tuple[LocalPiece, ...]:
         """The pieces, to be read here; StorageError where they are not what was listed or what their card says."""
-        async with together() as tasks:
+        async with self._fetching, together() as tasks:
             found = [tasks.create_task(self._obtain(piece)) for piece in pieces]
         return tuple(task.result() for task in found)
 

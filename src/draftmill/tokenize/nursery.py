@@ -23,6 +23,8 @@ from draftmill.tokenize.rows import RowMaker
 from draftmill.tokenize.worker import work
 
 FORK = b"F"
+# New containers between two collections: those of some chunks of rows, hardly one of which is part of a cycle.
+_COLLECT_EVERY = 100_000
 
 
 def main(control: socket.socket) -> None:
@@ -37,8 +39,7 @@ def main(control: socket.socket) -> None:
     except DraftmillError as error:
         send(control, Failed(type(error).__name__, str(error)))
         return
-    gc.collect()
-    gc.freeze()  # a collection in a worker would write to every page that it shares
+    settle()
     send(control, Ready(num_threads()))
     for channel in _requests(control):
         pid = os.fork()
@@ -50,6 +51,13 @@ def main(control: socket.socket) -> None:
     with suppress(ChildProcessError):  # workers end when the run hangs up; waited for, their CPU time is the run's
         while True:
             os.wait()
+
+
+def settle() -> None:
+    """Leaves all that is loaded to itself: a collection in a worker would write to every page that it shares."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_COLLECT_EVERY)
 
 
 def num_threads() -> int:

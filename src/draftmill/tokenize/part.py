@@ -106,7 +106,7 @@ class _Part:
     def add(self, chunk: Chunk, file: str) -> RowBatch:
         """The samples of the chunk's rows, each id once."""
         first = len(self.id_hashes)
-        repeated = {i for i in range(len(chunk.lines)) if first + i in self._known}
+        repeated = {i for i in range(len(chunk.lines)) if first + i in self._known} if self._known else set()
         batch = self._make_rows(_without(chunk.lines, repeated), file)
         hashes = _spread(map(_id_hash, batch.row_ids), repeated, chunk.lines)
         if more := self._new_repeats(hashes, repeated):
@@ -117,6 +117,10 @@ class _Part:
 
     def _new_repeats(self, hashes: list[int], repeated: set[int]) -> set[int]:
         """Rows whose id an earlier row of this part has; remembers the others'."""
+        fresh = set(hashes)
+        if len(fresh) == len(hashes) and not repeated and UNREADABLE not in fresh and fresh.isdisjoint(self._seen):
+            self._seen |= fresh  # as nearly always
+            return set()
         found = set()
         for i, number in enumerate(hashes):
             if number == UNREADABLE or i in repeated:
@@ -156,13 +160,15 @@ def _without(lines: list[Line], left_out: set[int]) -> list[Line]:
 
 def _spread(hashes: Iterable[int], repeated: set[int], lines: list[Line]) -> list[int]:
     """A hash for every line: of those that were made in turn, of those that were not by reading their id."""
+    if not repeated:
+        return list(hashes)
     made = iter(hashes)
     return [_id_hash(_id_of(line)) if i in repeated else next(made) for i, (_, line) in enumerate(lines)]
 
 
 def _id_hash(row_id: str | None) -> int:
     if row_id is None:
-        return int(UNREADABLE)
+        return UNREADABLE
     return int.from_bytes(hashlib.blake2b(row_id.encode(), digest_size=8).digest(), "little") or 1
 
 

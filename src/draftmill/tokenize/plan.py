@@ -15,7 +15,7 @@ from draftmill.settings.recipes import refuse_unknown
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.models import locate
 from draftmill.storage.sets import missing_parts
-from draftmill.tokenize.pieces import PartInputs, cut_parts
+from draftmill.tokenize.pieces import SUFFIXES, PartInputs, cut_parts
 from draftmill.tokenize.rows import RowMakerSpec
 from draftmill.tokenize.source import Source, open_source
 
@@ -56,6 +56,7 @@ def draw_up(settings: TokenizeSettings) -> Blueprint:
             f"{settings.input} was generated with another tokenizer ({made_with[:12]}…) than {settings.tokenizer} "
             f"({chat.tokenizer_hash[:12]}…): name the target that made it"
         )
+    _refuse_output_in_input(settings, source)
     parts = cut_parts(source.pieces(settings.part_bytes), settings.part_bytes)
     if not parts:
         raise InputError(f"{settings.input}: all {len(source.files)} files are empty")
@@ -73,6 +74,18 @@ def draw_up(settings: TokenizeSettings) -> Blueprint:
         "input_plan": source.card.get("plan"),
     }
     return Blueprint(settings, _rows(folder, settings), origin, source, plan, parts)
+
+
+def _refuse_output_in_input(settings: TokenizeSettings, source: Source) -> None:
+    """What is written must not be read by the next run of the same command."""
+    if settings.input.endswith(SUFFIXES):
+        return
+    folder = source.store.folder
+    read = source.store.url if folder is None else str(folder.resolve())
+    for url in settings.output:
+        written = url.rstrip("/") if "://" in url else str(Path(url).expanduser().resolve())
+        if f"{written}/".startswith(f"{read}/"):
+            raise RecipeError(f"--output {url} lies in the input {settings.input}: name a folder outside of it")
 
 
 def _rows(folder: Path, settings: TokenizeSettings) -> RowMakerSpec:
