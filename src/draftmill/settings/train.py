@@ -61,14 +61,21 @@ class TrainSettings(RoomSettings):
     seed: int = Field(0, ge=0)
     """Of the initial weights, the order of samples, and the anchors."""
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """What moves the weights; muon: the matrices of the layers by Muon, all others by AdamW."""
     lr: float = Field(6e-4, gt=0)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of AdamW, and of Muon unless muon_lr is set."""
     beta1: float = Field(0.9, ge=0, lt=1)
     """AdamW's decay of the first moment."""
     beta2: float = Field(0.95, ge=0, lt=1)
     """AdamW's decay of the second moment."""
     weight_decay: float = Field(0.0, ge=0)
-    """AdamW's weight decay, on matrices only."""
+    """Weight decay, on matrices only."""
+    muon_lr: float | None = Field(None, gt=0)
+    """Peak learning rate of Muon; none: lr, as its updates are scaled to the length of AdamW's. Follows the same
+    schedule."""
+    muon_momentum: float = Field(0.95, ge=0, lt=1)
+    """Muon's momentum (Nesterov's)."""
     clip_norm: float = Field(1.0, gt=0)
     """Gradients longer than this are shortened to it."""
     warmup_frac: float = Field(0.04, ge=0, le=1)
@@ -128,6 +135,8 @@ class TrainSettings(RoomSettings):
             raise ValueError(f"num_sliding_layers {self.num_sliding_layers} of num_layers {self.num_layers}")
         if (self.num_sliding_layers > 0) != (self.sliding_window is not None):
             raise ValueError("sliding_window and num_sliding_layers go together: set both, or neither")
+        if self.muon_lr is not None and self.optimizer != "muon":
+            raise ValueError(f'muon_lr {self.muon_lr:g} goes with optimizer = "muon"; this run has {self.optimizer}')
         if self.hard_weight + self.kl_weight + self.tv_weight == 0:
             raise ValueError("hard_weight, kl_weight and tv_weight are all 0: nothing would be learnt")
         return self

@@ -105,14 +105,10 @@ def update(run: RunState, sums: StepSums, lr: float, settings: TrainSettings) ->
         parameter.grad /= sums.weight or 1.0
     grad_norm = float(nn.utils.clip_grad_norm_(parameters, settings.clip_norm))
     if math.isfinite(grad_norm) and math.isfinite(sums.loss):
-        for group in run.optimizer.param_groups:
-            group["lr"] = lr
-        run.optimizer.step()
-        run.position.num_updates += 1
-        run.position.bad_in_a_row = 0
+        run.move(lr)
     else:
         _count_bad(run, sums, grad_norm, settings.max_bad_steps)
-    run.optimizer.zero_grad(set_to_none=True)
+    run.optimizer.clear_gradients()
     return grad_norm
 
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import msgspec
-import torch
 from safetensors.torch import load, save
 
 from draftmill.contracts.cards import canonical_json
@@ -11,8 +10,7 @@ from draftmill.model.checkpoint import drafter_files
 from draftmill.model.drafter import Drafter
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.checkpoints import OPTIMIZER_FILE, POSITION_FILE, WEIGHTS_FILE
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+from draftmill.train.optimizer import Optimizer
 
 
 class Position(msgspec.Struct, kw_only=True):
@@ -32,14 +30,20 @@ class RunState:
     """What training changes."""
 
     drafter: Drafter
-    optimizer: torch.optim.AdamW
+    optimizer: Optimizer
     position: Position
+
+    def move(self, lr: float) -> None:
+        """Moves the weights by their gradients, and counts it."""
+        self.optimizer.step(lr)
+        self.position.num_updates += 1
+        self.position.bad_in_a_row = 0
 
     def files(self) -> dict[str, bytes]:
         """The files of a checkpoint, by name."""
         return {
             **drafter_files(self.drafter),
-            OPTIMIZER_FILE: save(self._moments(), metadata={"format": "pt"}),
+            OPTIMIZER_FILE: save(self.optimizer.tensors(), metadata={"format": "pt"}),
             POSITION_FILE: canonical_json(self.position),
         }
 
@@ -47,32 +51,9 @@ class RunState:
         """Back to where the checkpoint was written."""
         self.drafter.load_state_dict(load(files[WEIGHTS_FILE]))
         self.position = msgspec.json.decode(files[POSITION_FILE], type=Position)
-        if self.position.num_updates:
-            moments = load(files[OPTIMIZER_FILE])
-            for name, parameter in self.drafter.named_parameters():
-                self.optimizer.state[parameter] = {
-                    "step": torch.tensor(float(self.position.num_updates), device=parameter.device),
-                    **{m: moments[f"{m}.{name}"].to(parameter.device) for m in _MOMENTS},
-                }
-
-    def _moments(self) -> dict[str, torch.Tensor]:
-        return {
-            f"{moment}.{name}": self.optimizer.state[parameter][moment].cpu()
-            for name, parameter in self.drafter.named_parameters()
-            for moment in _MOMENTS
-            if parameter in self.optimizer.state
-        }
+        self.optimizer.restore(load(files[OPTIMIZER_FILE]), self.position.num_updates)
 
 
 def new_run(drafter: Drafter, settings: TrainSettings) -> RunState:
     """A run before its first step: float32 master weights, moments of zero."""
-    assert all(p.dtype == torch.float32 for p in drafter.parameters()), "master weights are float32"
-    matrices = [p for p in drafter.parameters() if p.dim() >= 2]
-    gains = [p for p in drafter.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": gains, "weight_decay": 0.0}],
-        lr=settings.lr,
-        betas=(settings.beta1, settings.beta2),
-        fused=True,
-    )
-    return RunState(drafter, optimizer, Position())
+    return RunState(drafter, Optimizer(drafter, settings), Position())
