@@ -170,6 +170,20 @@ def test_features_kept_in_memory_survive_a_resume_bit_for_bit(folder: Path) -> N
     assert checkpoint_bytes(cut) == checkpoint_bytes(whole)
 
 
+def test_a_run_of_muon_with_an_average_goes_on_bit_for_bit_too(folder: Path) -> None:
+    whole, cut = folder / "averaged", folder / "averaged-cut"
+    kinds = {"optimizer": "muon", "ema_decay": 0.9}
+    run(settings(folder, whole, **kinds))
+    run(settings(folder, cut, **kinds))
+    for step in (12, 14):
+        (cut / step_folder(step) / MARKER_FILE).unlink()
+    (cut / "card.json").unlink()
+    run(settings(folder, cut, **kinds))
+    assert checkpoint_bytes(cut) == checkpoint_bytes(whole)
+    last = whole / step_folder(NUM_STEPS)
+    assert (last / "masters.safetensors").read_bytes() != (last / "model.safetensors").read_bytes()
+
+
 def test_both_outputs_are_written_and_a_run_goes_on_from_what_both_hold(
     folder: Path, undisturbed: Path, s3_url: str
 ) -> None:

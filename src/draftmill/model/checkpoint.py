@@ -34,6 +34,15 @@ def save_drafter(folder: Path, drafter: Drafter, dtype: torch.dtype | None = Non
         write_atomically(folder / name, data)
 
 
+def copy_of(drafter: Drafter, dtype: torch.dtype) -> Drafter:
+    """A drafter of the same weights in `dtype`, in memory of its own; it takes no gradients."""
+    with torch.device("meta"):
+        twin = Drafter(drafter.shape)
+    weights = {name: tensor.detach().to(dtype, copy=True) for name, tensor in _state(drafter)}
+    twin.load_state_dict(weights, assign=True)
+    return twin.eval().requires_grad_(False)
+
+
 def load_drafter(folder: Path) -> Drafter:
     """The drafter in `folder`, in the dtype of its file; InputError naming what is missing, unknown or misshapen."""
     config_file, weights_file = folder / CONFIG_FILE, folder / WEIGHTS_FILE

@@ -78,6 +78,9 @@ class TrainSettings(RoomSettings):
     """Muon's momentum (Nesterov's)."""
     clip_norm: float = Field(1.0, gt=0)
     """Gradients longer than this are shortened to it."""
+    ema_decay: float | None = Field(None, gt=0, lt=1)
+    """Decay per update of an average of the weights (0.999 is usual), which is then what checkpoints publish, for
+    evaluate and export; none: no average."""
     warmup_frac: float = Field(0.04, ge=0, le=1)
     """Share of the steps over which the learning rate rises."""
     schedule: Literal["cosine", "wsd"] = "cosine"

@@ -1,6 +1,7 @@
 """Checkpoints of a training run: folders of files with a marker written last; found, checked and fetched without torch.
 
     checkpoints/step-00001000/config.json  model.safetensors  optimizer.safetensors  position.json  checkpoint.json
+                              masters.safetensors, where model.safetensors is an average of the trained weights
 
 `checkpoint.json` is the marker: bytes and sha256 of every file beside it. A folder without a marker that fits is no
 checkpoint: it was cut short, or it is somebody else's.
@@ -21,8 +22,11 @@ from draftmill.storage.store import Store, open_store, sha256_of
 CHECKPOINTS = "checkpoints"
 MARKER_FILE = "checkpoint.json"
 WEIGHTS_FILE = "model.safetensors"
+MASTERS_FILE = "masters.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 POSITION_FILE = "position.json"
+# What only a run that goes on reads: nobody else fetches it.
+_FOR_TRAINING = {MASTERS_FILE, OPTIMIZER_FILE}
 _FOLDER = re.compile(rf"{CHECKPOINTS}/step-(\d{{8}})/")
 
 
@@ -99,7 +103,7 @@ def find_checkpoint(url: str, step: int | None = None) -> Path:
     """A local folder with the newest complete checkpoint of the run at `url`, or with that of `step`, checked.
 
     `url` may itself be a checkpoint or an exported drafter (a folder with config.json and model.safetensors).
-    Checkpoints on an object store are fetched into the cache, without their optimizer state.
+    Checkpoints on an object store are fetched into the cache, without what only training on needs.
     """
     store = open_store(url)
     if store.find(MARKER_FILE) is None and store.find(CONFIG_FILE) is not None:
@@ -116,11 +120,11 @@ def find_checkpoint(url: str, step: int | None = None) -> Path:
 
 
 def _local(store: Store, prefix: str, marker: Marker) -> Path:
-    """The checkpoint's folder, every file but the optimizer's checked; fetched where the store is not a local one."""
+    """The checkpoint's folder, all files but those for training on checked; fetched where the store is not local."""
     identity = hashlib.sha256(canonical_json(marker)).hexdigest()
     folder = store.folder / prefix if store.folder else cache_folder() / "checkpoints" / identity
     for file in marker.files:
-        if file.name == OPTIMIZER_FILE:
+        if file.name in _FOR_TRAINING:
             continue
         path = folder / file.name
         if store.folder is None and not path.is_file():
