@@ -48,9 +48,17 @@ class Progress:
 
     def line(self, now: float) -> str:
         """`done/total unit, rate, time left`, at clock time `now`."""
-        rate = (self.done - self._first) / max(now - self._start, 1e-9)
+        rate = self._rate(now)
         left = f"{duration((self.total - self.done) / rate)} left" if rate > 0 else "time left unknown"
         return f"{_amount(self.done)}/{_amount(self.total)} {self.unit}  {rate:,.1f} {self.unit}/s  {left}"
+
+    def left_s(self) -> float | None:
+        """Seconds left at the rate so far; None where nothing is done yet."""
+        rate = self._rate(self.clock())
+        return (self.total - self.done) / rate if rate > 0 else None
+
+    def _rate(self, now: float) -> float:
+        return (self.done - self._first) / max(now - self._start, 1e-9)
 
 
 def _amount(count: float) -> str:

@@ -79,7 +79,7 @@ def checkpoint_bytes(output: Path) -> dict[str, bytes]:
 def metrics(output: Path) -> list[dict]:
     """The lines of metrics.jsonl without what the clock says."""
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if not k.endswith(("_frac", "_per_s"))} for line in lines]
+    return [{k: v for k, v in line.items() if not k.endswith(("_frac", "_s", "_bytes"))} for line in lines]
 
 
 def test_the_checkpoints_kept_are_step_0_and_the_newest(undisturbed: Path) -> None:
@@ -88,6 +88,11 @@ def test_the_checkpoints_kept_are_step_0_and_the_newest(undisturbed: Path) -> No
     assert find_checkpoint(str(undisturbed)) == undisturbed / step_folder(NUM_STEPS)
     assert [line["step"] for line in metrics(undisturbed)] == list(range(1, NUM_STEPS + 1))
     assert metrics(undisturbed)[-1]["loss"] < metrics(undisturbed)[0]["loss"]
+    told = json.loads((undisturbed / "metrics.jsonl").read_text().splitlines()[-1])
+    assert told["time_left_s"] == 0 and told["peak_memory_bytes"] > 1 << 20 and told["tokens_per_s"] > 0
+    assert sum(told[f"{phase}_frac"] for phase in ("target", "drafter", "optimizer", "waiting")) == pytest.approx(
+        1, abs=0.01
+    )
 
 
 def test_a_run_put_back_to_any_checkpoint_ends_in_the_same_bytes(folder: Path, undisturbed: Path) -> None:

@@ -77,9 +77,10 @@ AfterStep = Callable[[StepSums, int, float, float], None]
 def train(run: RunState, schedule: Schedule, settings: TrainSettings, after_step: AfterStep) -> None:
     """Trains from where `run` stands to the end; `after_step` is told sums, epoch, learning rate, gradient norm."""
     while run.position.step < schedule.num_steps:
-        rows = schedule.micros_of(run.position.step)
+        sums = StepSums.empty(run.drafter.shape.block_size - 1)
+        with sums.timing("waiting"):
+            rows = schedule.micros_of(run.position.step)
         lr = lr_at(run.position.step, schedule.num_steps, settings)
-        sums = StepSums()
         for row in rows:
             with sums.timing("target"):
                 batch = schedule.batch_at(row)

@@ -1,28 +1,32 @@
 """Figures of a step: sums while it runs, one line of `metrics.jsonl` when it is whole.
 
-`acceptance` estimates the acceptance length (bonus token included): the mean over anchors of 1 + the leading run of
-slots whose most likely token is the text's own.
+`acceptance` is the mean accepted length over the step's anchors (bonus token included): 1 + the leading run of slots
+whose most likely token is the label. What serving sees starts at an answer's first token instead: `held_out.py`.
 """
 
+import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import torch
 
 from draftmill.model.loss import BlockLoss
 from draftmill.storage.store import Store
 from draftmill.train.batches import Batch
 
 METRICS_FILE = "metrics.jsonl"
-PHASES = ("target", "drafter", "optimizer")
+# Waiting: for the plan of the step, and where others make the states, for these.
+PHASES = ("target", "drafter", "optimizer", "waiting")
+_RSS_UNIT_BYTES = 1024  # what Linux counts resident memory in
 
 
 @dataclass
 class StepSums:
-    """Additive figures of one step's micro-batches, and the seconds each phase took."""
+    """Sums and counts over the micro-batches of one step, of one rank; sums of several ranks are added up."""
 
     nats: float = 0.0
     weight: float = 0.0
@@ -30,11 +34,17 @@ class StepSums:
     blocks: int = 0
     slots: int = 0
     emitted: int = 0
-    first_correct: int = 0
+    ranks: int = 1
     correct_J: list[int] = field(default_factory=list)
     """For every drafted slot of a block, how often its most likely token was the label, and how often there was one."""
     supervised_J: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+    """What each phase took."""
+
+    @staticmethod
+    def empty(num_drafted: int) -> "StepSums":
+        """The sums of a step before its first micro-batch, for blocks of `num_drafted` drafted slots."""
+        return StepSums(correct_J=[0] * num_drafted, supervised_J=[0] * num_drafted)
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
@@ -44,18 +54,45 @@ class StepSums:
         self.seconds[phase] += time.perf_counter() - start
 
     def add(self, batch: Batch, loss: BlockLoss) -> None:
-        """Adds one micro-batch."""
+        """Adds one micro-batch; its figures leave the device together, in float64."""
         leading_NJ = loss.correct_NJ.long().cumprod(dim=1)
-        self.nats += float(loss.nats.detach())
-        self.weight += float(loss.weight)
-        num_blocks = int((batch.layout.anchors_N >= 0).sum())
-        self.tokens += int((batch.layout.documents_T >= 0).sum())
-        self.blocks += num_blocks
-        self.slots += int(batch.supervised_NJ.sum())
-        self.emitted += num_blocks + int(leading_NJ.sum())
-        self.first_correct += int(leading_NJ[:, 0].sum())
-        self.correct_J = _added(self.correct_J, loss.correct_NJ.sum(dim=0).tolist())
-        self.supervised_J = _added(self.supervised_J, batch.supervised_NJ.sum(dim=0).tolist())
+        is_token_T, is_block_N = batch.layout.documents_T >= 0, batch.layout.anchors_N >= 0
+        counts = (is_token_T.sum(), is_block_N.sum(), batch.supervised_NJ.sum(), leading_NJ.sum())
+        per_slot = (loss.correct_NJ.sum(dim=0), batch.supervised_NJ.sum(dim=0))
+        figures = [figure.double().reshape(-1) for figure in (loss.nats.detach(), loss.weight, *counts, *per_slot)]
+        nats, weight, tokens, blocks, slots, accepted, *slot_counts = torch.cat(figures).tolist()
+        self.nats += nats
+        self.weight += weight
+        self.tokens += int(tokens)
+        self.blocks += int(blocks)
+        self.slots += int(slots)
+        self.emitted += int(blocks + accepted)
+        num_drafted = len(self.correct_J)
+        self.correct_J = _added(self.correct_J, slot_counts[:num_drafted])
+        self.supervised_J = _added(self.supervised_J, slot_counts[num_drafted:])
+
+    def values(self) -> list[float]:
+        """All sums in one flat list of fixed length, so that ranks add theirs in a single reduction (in float64)."""
+        scalars = (self.nats, self.weight, self.tokens, self.blocks, self.slots, self.emitted, self.ranks)
+        return [*scalars, *self.correct_J, *self.supervised_J, *self.seconds.values()]
+
+    @staticmethod
+    def of_values(values: Sequence[float], num_drafted: int) -> "StepSums":
+        """The sums that `values` lists, or those of several ranks, added up place by place."""
+        nats, weight, tokens, blocks, slots, emitted, ranks, *rest = values
+        counts = [int(count) for count in rest[: 2 * num_drafted]]
+        return StepSums(
+            nats=nats,
+            weight=weight,
+            tokens=int(tokens),
+            blocks=int(blocks),
+            slots=int(slots),
+            emitted=int(emitted),
+            ranks=int(ranks),
+            correct_J=counts[:num_drafted],
+            supervised_J=counts[num_drafted:],
+            seconds=dict(zip(PHASES, rest[2 * num_drafted :], strict=True)),
+        )
 
     @property
     def loss(self) -> float:
@@ -68,7 +105,7 @@ class StepSums:
 
     def record(self, *, step: int, epoch: int, lr: float, grad_norm: float) -> dict[str, Any]:
         """The step's line; a loss or norm that is not finite is written as null."""
-        total = sum(self.seconds.values())
+        total_s = max(sum(self.seconds.values()), 1e-9)
         return {
             "step": step,
             "epoch": epoch,
@@ -76,20 +113,27 @@ class StepSums:
             "lr": lr,
             "grad_norm": grad_norm,
             "acceptance": self.emitted / max(self.blocks, 1),
-            "slot1_accuracy": self.first_correct / max(self.blocks, 1),
+            "slot1_accuracy": self.correct_J[0] / max(self.supervised_J[0], 1),
             "slot_accuracy": [
                 round(right / count, 4) if count else None
                 for right, count in zip(self.correct_J, self.supervised_J, strict=True)
             ],
             "tokens": self.tokens,
             "slots": self.slots,
-            "tokens_per_s": round(self.tokens / max(total, 1e-9), 1),
-            **{f"{phase}_frac": round(self.seconds[phase] / max(total, 1e-9), 3) for phase in PHASES},
+            "tokens_per_s": round(self.tokens * self.ranks / total_s, 1),
+            **{f"{phase}_frac": round(self.seconds[phase] / total_s, 3) for phase in PHASES},
         }
 
 
-def _added(sums: list[int], more: list[int]) -> list[int]:
-    return [a + b for a, b in zip(sums or [0] * len(more), more, strict=True)]
+def _added(sums: Sequence[int], more: Sequence[float]) -> list[int]:
+    return [a + int(b) for a, b in zip(sums, more, strict=True)]
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory in use so far: the CUDA device's, or this process's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES
 
 
 class MetricsLog:
@@ -114,6 +158,10 @@ class MetricsLog:
         """Writes the whole log to every store."""
         for store in self._stores:
             store.put(METRICS_FILE, b"".join(self.lines))
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of all steps so far."""
+        return [msgspec.json.decode(line) for line in self.lines]
 
     def last(self, count: int) -> list[dict[str, Any]]:
         """The records of the last `count` steps."""

@@ -13,7 +13,6 @@ from draftmill.extract.taps import TapReader, check_taps
 from draftmill.extract.target import Target, load_target, refuse_slow_hybrid
 from draftmill.model.forms import attention_form
 from draftmill.model.shape import DrafterShape
-from draftmill.progress import Progress
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.models import locate
 from draftmill.storage.provenance import Stopwatch
@@ -22,8 +21,9 @@ from draftmill.train.batches import Batches, BatchSize, TargetFeatures
 from draftmill.train.card import RECIPE_FILE, card_of, plan_of, preview
 from draftmill.train.data import TrainingData, read_data
 from draftmill.train.keep import Checkpoints
+from draftmill.train.logbook import open_logbook
 from draftmill.train.loop import LossOf, Schedule, train
-from draftmill.train.metrics import MetricsLog, StepSums
+from draftmill.train.metrics import MetricsLog
 from draftmill.train.start import initial_drafter
 from draftmill.train.state import RunState, new_run
 
@@ -64,26 +64,17 @@ def open_target(folder: Path, settings: TrainSettings) -> Target:
 def train_to_the_end(
     settings: TrainSettings, data: TrainingData, target: Target, checkpoints: Checkpoints, writer: SetWriter
 ) -> tuple[RunState, MetricsLog]:
-    """Starts or resumes the run, and trains it with a checkpoint, a line of metrics and progress where they are due."""
+    """Starts or resumes the run, and trains it to its last step, telling of every one."""
     state = new_run(initial_drafter(target, settings, data.mask_id), settings)
     if not checkpoints.resume(state):
         checkpoints.save(state)
-    metrics = MetricsLog(writer.stores, state.position.step)
-    progress = Progress("train", data.num_steps, "steps", done=state.position.step)
-
-    def after_step(sums: StepSums, epoch: int, lr: float, grad_norm: float) -> None:
-        metrics.append(sums.record(step=state.position.step, epoch=epoch, lr=lr, grad_norm=grad_norm))
-        if checkpoints.is_due(state.position.step):
-            metrics.publish()
-            checkpoints.save(state)
-        progress.advance(1, sums.note())
-
+    logbook = open_logbook(state, checkpoints, writer.stores)
     reader = TapReader(target, state.drafter.shape.tap_ids, has_last=settings.needs_last_state)
     texts = data.first_texts(NUM_CHECKED)
     check_taps(reader, torch.tensor([texts[0].token_ids]))
     check_target(target, texts, settings.min_agreement)
-    train(state, schedule_of(settings, data, reader, state.drafter.shape), settings, after_step)
-    return state, metrics
+    train(state, schedule_of(settings, data, reader, state.drafter.shape), settings, logbook.after_step)
+    return state, logbook.metrics
 
 
 def schedule_of(settings: TrainSettings, data: TrainingData, reader: TapReader, shape: DrafterShape) -> Schedule:
