@@ -11,11 +11,11 @@ from draftmill.contracts.acceptance import summarize
 from draftmill.contracts.cards import PartRecord, Plan, PlannedPart, make_card
 from draftmill.contracts.errors import DataGateError, InputError
 from draftmill.contracts.rows import Row, encode_row
-from draftmill.evaluate.decode import Limits, decode_plainly
 from draftmill.evaluate.run import run
 from draftmill.extract.target import load_target
 from draftmill.model.checkpoint import drafter_files, save_drafter
 from draftmill.settings.evaluate import EvaluateSettings
+from draftmill.speculation.decode import Limits, decode_plainly
 from draftmill.storage.checkpoints import put_checkpoint
 from draftmill.storage.sets import open_set, open_set_writer
 from draftmill.storage.store import open_store, sha256_of

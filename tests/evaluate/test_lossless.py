@@ -3,9 +3,9 @@
 import pytest
 
 from draftmill.contracts.errors import DataGateError
-from draftmill.evaluate.decode import Choice, Speculation
 from draftmill.evaluate.lossless import TIE_LOGITS, compare_answers, compare_walk
-from draftmill.evaluate.walk import Walked
+from draftmill.speculation.decode import Choice, Speculation
+from draftmill.speculation.walk import Walked
 
 pytestmark = pytest.mark.torch
 

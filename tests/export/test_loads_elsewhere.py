@@ -9,12 +9,12 @@ import torch
 from dflash.model import DFlashDraftModel, dflash_generate
 from torch import nn
 
-from draftmill.evaluate.decode import Limits, Pair, decode_plainly, decode_speculatively
 from draftmill.export.run import run
 from draftmill.extract.target import Target, load_target
 from draftmill.model.checkpoint import load_drafter, save_drafter
 from draftmill.model.drafter import Drafter
 from draftmill.settings.export import ExportSettings
+from draftmill.speculation.decode import Limits, Pair, decode_plainly, decode_speculatively
 from tiny import write_tiny_target
 from tiny_drafter import overfit_drafter, tiny_shape
 

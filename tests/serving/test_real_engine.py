@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from draftmill.chat.chat import open_chat
-from draftmill.evaluate.decode import Limits, decode_plainly
 from draftmill.evaluate.lossless import compare_answers
 from draftmill.extract.target import load_target
+from draftmill.speculation.decode import Limits, decode_plainly
 from draftmill.storage.models import locate
 from draftmill.storage.row_files import numbered_lines
 

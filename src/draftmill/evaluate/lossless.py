@@ -7,9 +7,9 @@ rounding decides between them. Anything else is refused.
 from collections.abc import Sequence
 
 from draftmill.contracts.errors import DataGateError
-from draftmill.evaluate.decode import Choice, Speculation
 from draftmill.evaluate.parts import Tie
-from draftmill.evaluate.walk import Walked
+from draftmill.speculation.decode import Choice, Speculation
+from draftmill.speculation.walk import Walked
 
 # float32 passes of another shape differ by about 1e-5; a real fault moves logits by far more.
 TIE_LOGITS = 1e-3

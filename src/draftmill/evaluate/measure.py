@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import torch
 
-from draftmill.evaluate.decode import Limits, Pair, decode_plainly, decode_speculatively, refuse_recurrent
 from draftmill.evaluate.lossless import compare_answers, compare_walk
 from draftmill.evaluate.parts import DECODED, WALKED, Measured, Spending, Spent, Tie, Work, publish
-from draftmill.evaluate.requests import Request
 from draftmill.evaluate.sources import Sources
-from draftmill.evaluate.walk import walk_answer
 from draftmill.extract.target import load_target
 from draftmill.model.checkpoint import load_drafter
 from draftmill.progress import Progress
 from draftmill.settings.evaluate import EvaluateSettings
+from draftmill.speculation.decode import Limits, Pair, decode_plainly, decode_speculatively, refuse_recurrent
+from draftmill.speculation.requests import Request
+from draftmill.speculation.walk import walk_answer
 from draftmill.storage.sets import SetWriter
 
 

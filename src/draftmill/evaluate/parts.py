@@ -10,7 +10,7 @@ import msgspec
 
 from draftmill.contracts.cards import InputFile, PartRecord, Plan, PlannedPart
 from draftmill.contracts.errors import StorageError
-from draftmill.evaluate.requests import Material, Request
+from draftmill.speculation.requests import Material, Request
 from draftmill.storage.sets import SetWriter
 from draftmill.storage.store import sha256_of
 

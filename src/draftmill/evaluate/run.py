@@ -12,12 +12,13 @@ import msgspec
 from draftmill.chat.chat import Chat, open_chat
 from draftmill.contracts.cards import Card, make_card
 from draftmill.evaluate.figures import figures, readable, timings
-from draftmill.evaluate.gate import check_tau, warn_of_leak
+from draftmill.evaluate.gate import check_tau
 from draftmill.evaluate.parts import Work, make_plan, read_back
 from draftmill.evaluate.preview import preview
-from draftmill.evaluate.requests import read_material
 from draftmill.evaluate.sources import Sources, find_sources, share_out
 from draftmill.settings.evaluate import EvaluateSettings
+from draftmill.speculation.leak import warn_of_leak
+from draftmill.speculation.requests import read_material
 from draftmill.storage.models import fingerprint
 from draftmill.storage.provenance import Stopwatch, provenance
 from draftmill.storage.sets import SetWriter, open_set_writer
@@ -58,7 +59,7 @@ def run(settings: EvaluateSettings) -> dict[str, Any]:
         _measure(writer, work, sources, chat, settings)
         card = _finish(writer, facts, settings, watch)
     check_tau(card.content, settings.min_tau)
-    warn_of_leak(card.content)
+    warn_of_leak(card.content["tau"], card.content["block_size"])
     sys.stderr.write(readable(card.content, card.run["timings"]))
     return msgspec.to_builtins(card)
 

@@ -9,9 +9,9 @@ import msgspec
 from draftmill.contracts.cards import Dropped, InputFile
 from draftmill.contracts.errors import InputError
 from draftmill.evaluate.parts import Work
-from draftmill.evaluate.requests import Material, Request, choose
 from draftmill.model.shape import DrafterShape
 from draftmill.settings.evaluate import EvaluateSettings
+from draftmill.speculation.requests import Material, Request, choose
 from draftmill.storage.checkpoints import (
     CONFIG_FILE,
     MARKER_FILE,

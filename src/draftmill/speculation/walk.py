@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftmill.contracts.acceptance import num_accepted, walk
-from draftmill.evaluate.decode import Choice, Pair
 from draftmill.model.attention import GroupedAttention
 from draftmill.model.mask import one_document
+from draftmill.speculation.decode import Choice, Pair
 
 # Bounds memory: so many blocks' hidden states, and so many rows of logits, exist at once. The head is asked for many
 # rows together: seven at a time it is five times slower on a CPU.

@@ -8,11 +8,11 @@ from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwe
 
 from draftmill.contracts.acceptance import num_accepted, summarize
 from draftmill.contracts.errors import InputError
-from draftmill.evaluate.decode import Limits, Pair, decode_plainly, decode_speculatively, refuse_recurrent
-from draftmill.evaluate.walk import ANCHORS_PER_PASS, walk_answer
 from draftmill.extract.target import Target, freeze, load_target
 from draftmill.model.attention import DenseAttention
 from draftmill.model.mask import one_document
+from draftmill.speculation.decode import Limits, Pair, decode_plainly, decode_speculatively, refuse_recurrent
+from draftmill.speculation.walk import ANCHORS_PER_PASS, walk_answer
 from tiny import write_tiny_target
 from tiny_drafter import overfit_drafter, random_drafter, tiny_shape
 

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from draftmill.contracts.errors import InputError
-from draftmill.evaluate.requests import Request, choose
+from draftmill.speculation.requests import Request, choose
 
 MANY = [Request(f"{family}{index}", family, (1,), (2, 3)) for family in "abc" for index in range(10)]
 
