@@ -1,4 +1,4 @@
-"""Completions sets as they lie in a folder, read without the code that wrote them, and whether they keep their word."""
+"""Completions sets: written from rows given by a test, read without the code that wrote them, held to their word."""
 
 import gzip
 import hashlib
@@ -9,6 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import zstandard
+
+from draftmill.contracts.cards import PartRecord, Plan, PlannedPart, make_card
+from draftmill.contracts.rows import Row, encode_row
+from draftmill.storage.sets import open_set_writer
+from draftmill.storage.store import sha256_of
+
+
+def write_completions(folder: Path, rows: list[Row]) -> None:
+    """Publishes the rows as a finished set of one part."""
+    plan = Plan(room="generate", recipe={}, inputs=(), parts=(PlannedPart(name="part-00000", inputs=()),))
+    data = b"".join(encode_row(row) for row in rows)
+    record = PartRecord(
+        name="part-00000", file="part-00000.jsonl", rows_in=len(rows), rows=len(rows), tokens=1, bytes=len(data),
+        sha256=sha256_of(data), plan=plan.hash,
+    )  # fmt: skip
+    writer = open_set_writer([str(folder)], plan)
+    writer.publish(record, data)
+    writer.finish(make_card("generate", plan, (record,), {}, {}))
 
 
 def lines_of(file: Path) -> list[bytes]:

@@ -6,19 +6,19 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from completion_sets import write_completions
 from draftmill.chat.chat import open_chat
 from draftmill.contracts.acceptance import summarize
-from draftmill.contracts.cards import PartRecord, Plan, PlannedPart, make_card
 from draftmill.contracts.errors import DataGateError, InputError
-from draftmill.contracts.rows import Row, encode_row
+from draftmill.contracts.rows import Row
 from draftmill.evaluate.run import run
 from draftmill.extract.target import load_target
 from draftmill.model.checkpoint import drafter_files, save_drafter
 from draftmill.settings.evaluate import EvaluateSettings
 from draftmill.speculation.decode import Limits, decode_plainly
 from draftmill.storage.checkpoints import put_checkpoint
-from draftmill.storage.sets import open_set, open_set_writer
-from draftmill.storage.store import open_store, sha256_of
+from draftmill.storage.sets import open_set
+from draftmill.storage.store import open_store
 from tiny import write_tiny_target
 from tiny_drafter import overfit_drafter, random_drafter, tiny_shape
 
@@ -59,18 +59,6 @@ def line(tmp_path_factory) -> Line:
     put_checkpoint(stores, 8, "plan", drafter_files(trained))
     write_completions(folder / "completions", rows)
     return Line(target_folder, folder / "run", folder / "completions", rows)
-
-
-def write_completions(folder: Path, rows: list[Row]) -> None:
-    plan = Plan(room="generate", recipe={}, inputs=(), parts=(PlannedPart(name="part-00000", inputs=()),))
-    data = b"".join(encode_row(row) for row in rows)
-    record = PartRecord(
-        name="part-00000", file="part-00000.jsonl", rows_in=len(rows), rows=len(rows), tokens=1, bytes=len(data),
-        sha256=sha256_of(data), plan=plan.hash,
-    )  # fmt: skip
-    writer = open_set_writer([str(folder)], plan)
-    writer.publish(record, data)
-    writer.finish(make_card("generate", plan, (record,), {}, {}))
 
 
 def settings(line: Line, output: Path, **changes: Any) -> EvaluateSettings:

@@ -189,6 +189,22 @@ def test_a_run_of_muon_with_an_average_goes_on_bit_for_bit_too(folder: Path) -> 
     assert (last / "masters.safetensors").read_bytes() != (last / "model.safetensors").read_bytes()
 
 
+def test_measuring_on_held_out_prompts_changes_no_weight_and_is_told_once(folder: Path, undisturbed: Path) -> None:
+    said = [json.dumps({"id": f"h{i}", "prompt": f"say {i}"}) for i in range(3)]
+    (folder / "held-out.jsonl").write_text("\n".join(said) + "\n")
+    measured = {"eval_every": 8, "eval_input": (str(folder / "held-out.jsonl"),), "eval_max_new_tokens": 9}
+    output = folder / "measured"
+    run(settings(folder, output, **measured))
+    assert checkpoint_bytes(output) == checkpoint_bytes(undisturbed)
+    told = {line["step"]: line["tau"] for line in metrics(output) if "tau" in line}
+    assert set(told) == {8, 14} and all(tau >= 1 for tau in told.values())
+    (output / step_folder(14) / MARKER_FILE).unlink()
+    (output / "card.json").unlink()
+    before = metrics(output)
+    run(settings(folder, output, **measured))
+    assert metrics(output) == before
+
+
 def test_both_outputs_are_written_and_a_run_goes_on_from_what_both_hold(
     folder: Path, undisturbed: Path, s3_url: str
 ) -> None:

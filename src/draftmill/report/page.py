@@ -11,7 +11,12 @@ from draftmill.report.collect import Found, RunStory
 from draftmill.report.curves import HEIGHT, WIDTH, Bar, bars, curve
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
-CURVES = (("loss", "loss"), ("acceptance estimate", "acceptance"))
+CURVES = (
+    ("loss", "loss"),
+    ("acceptance estimate", "acceptance"),
+    ("tau on held-out prompts, decoded", "tau"),
+    ("tau on held-out answers, walked", "tau_walked"),
+)
 
 
 def page(story: RunStory) -> str:

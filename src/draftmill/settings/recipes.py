@@ -94,7 +94,12 @@ def _places(recipe: Recipe, table: dict[str, Any]) -> dict[str, dict[str, Any]]:
             "target": recipe.target,
         },
         "tokenize": {"input": f"{first}/completions/train", "output": below("samples"), "tokenizer": recipe.target},
-        "train": {"input": f"{first}/samples", "output": below("train"), "target": recipe.target},
+        "train": {
+            "input": f"{first}/samples",
+            "output": below("train"),
+            "target": recipe.target,
+            "eval_input": (f"{first}/completions/held-out",),  # read where eval_every asks for it
+        },
         "evaluate": {
             "checkpoint": f"{first}/train",
             "input": (f"{first}/completions/held-out",),

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from draftmill.settings.base import RoomSettings
+from draftmill.settings.evaluate import EvaluateSettings
 
 # DFlash (arXiv 2602.06036) gives a decay for these block sizes; any other must be chosen.
 GAMMA_OF_BLOCK = {16: 7.0, 10: 5.0, 8: 4.0}
@@ -122,6 +123,18 @@ class TrainSettings(RoomSettings):
     """Steps between checkpoints; the first (step 0) and the last are always kept."""
     keep_checkpoints: int = Field(3, ge=1)
     """How many of the newest checkpoints stay, beside step 0."""
+    eval_every: int | None = Field(None, ge=1)
+    """Steps between measurements of the acceptance length on eval_input, a multiple of save_every (and at the last
+    step); none: no measurement while training. They change no weight."""
+    eval_input: tuple[str, ...] = ()
+    """Held-out prompts: completions sets of this target, made greedily, or prompt files, which are only decoded. May be
+    given more than once."""
+    eval_decode_prompts: int = Field(8, ge=0)
+    """Held-out prompts that are really decoded each time; chosen by a hash, spread evenly over the families."""
+    eval_walk_prompts: int = Field(32, ge=0)
+    """Held-out answers walked each time: far cheaper than decoding."""
+    eval_max_new_tokens: int = Field(EvaluateSettings.model_fields["max_new_tokens"].default, ge=2)
+    """Tokens of a held-out answer that count."""
     max_dropped_frac: float = Field(0.1, ge=0, le=1)
     """The gate refuses a set of which more than this share must be dropped."""
     min_agreement: float = Field(0.1, ge=0, le=1)
@@ -140,9 +153,22 @@ class TrainSettings(RoomSettings):
             raise ValueError("sliding_window and num_sliding_layers go together: set both, or neither")
         if self.muon_lr is not None and self.optimizer != "muon":
             raise ValueError(f'muon_lr {self.muon_lr:g} goes with optimizer = "muon"; this run has {self.optimizer}')
+        if self.eval_every is not None:
+            self._refuse_evaluation_of_nothing(self.eval_every)
         if self.hard_weight + self.kl_weight + self.tv_weight == 0:
             raise ValueError("hard_weight, kl_weight and tv_weight are all 0: nothing would be learnt")
         return self
+
+    def _refuse_evaluation_of_nothing(self, every: int) -> None:
+        if not self.eval_input:
+            raise ValueError("eval_every needs eval_input: held-out prompts to measure on")
+        if every % self.save_every:
+            raise ValueError(
+                f"eval_every {every} is not a multiple of save_every {self.save_every}: what is measured belongs to "
+                "weights that are saved"
+            )
+        if not self.eval_decode_prompts + self.eval_walk_prompts:
+            raise ValueError("eval_decode_prompts and eval_walk_prompts are both 0: nothing would be measured")
 
     @property
     def needs_last_state(self) -> bool:

@@ -127,10 +127,14 @@ class CachedTarget:
         self._cache.crop(-count)
 
 
+def is_recurrent(target: Target) -> bool:
+    """Whether some layer keeps a state of all it has read, which no crop takes back."""
+    return "linear_attention" in (target.config.to_dict().get("layer_types") or ())
+
+
 def refuse_recurrent(target: Target) -> None:
     """InputError for a target with recurrent state, which a crop of its cache cannot put back."""
-    kinds = set(target.config.to_dict().get("layer_types") or ())
-    if "linear_attention" in kinds:
+    if is_recurrent(target):
         raise InputError(
             f"{type(target.model).__name__} keeps recurrent state (linear_attention layers), which draftmill cannot "
             "put back to an accepted prefix yet: evaluate this drafter in a serving engine"

@@ -22,10 +22,11 @@ from draftmill.train.start import RANDOM, TARGET
 from draftmill.train.state import RunState
 
 RECIPE_FILE = "recipe.json"
-# Where a run reads and writes, its memory, and what its gate allows do not change what it makes.
+# Where a run reads and writes, its memory, what its gate allows and what is measured do not change what it makes.
 _NOT_IN_PLAN = {
     *("input", "output", "target", "device", "dry_run", "feature_cache_bytes"),
     *("max_dropped_frac", "max_bad_steps", "min_agreement"),
+    *("eval_every", "eval_input", "eval_decode_prompts", "eval_walk_prompts", "eval_max_new_tokens"),
 }
 # The card's closing figures are means over so many last steps: one step's are noise.
 LAST_STEPS = 20

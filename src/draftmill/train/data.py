@@ -6,6 +6,7 @@ from pathlib import Path
 from draftmill.chat.chat import open_chat
 from draftmill.extract.agreement import Text
 from draftmill.settings.train import TrainSettings
+from draftmill.speculation.requests import Request, read_material
 from draftmill.storage.sets import SetReader
 from draftmill.train.gate import GatedSamples, check_tokenizer, gate, vocabulary_of
 from draftmill.train.rows import RowPlan
@@ -20,6 +21,10 @@ class TrainingData:
     gated: GatedSamples
     rows: RowPlan
     num_steps: int
+    held_out: tuple[Request, ...]
+    """What acceptance is measured on while training; empty: it is not."""
+    stop_ids: frozenset[int]
+    """Tokens that end an answer."""
 
     @property
     def mask_id(self) -> int:
@@ -40,4 +45,6 @@ def read_data(settings: TrainSettings, reader: SetReader, target: Path) -> Train
     samples = SampleSet(reader)
     gated = gate(samples, vocabulary_of(target, chat), settings)
     rows = RowPlan(gated.kept, settings)
-    return TrainingData(samples, gated, rows, settings.num_steps or rows.num_steps(settings.num_epochs))
+    num_steps = settings.num_steps or rows.num_steps(settings.num_epochs)
+    held_out = read_material(settings.eval_input, chat).requests if settings.eval_every else ()
+    return TrainingData(samples, gated, rows, num_steps, held_out, chat.stop_ids)

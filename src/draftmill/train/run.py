@@ -20,6 +20,7 @@ from draftmill.storage.sets import SetWriter, open_set, open_set_writer
 from draftmill.train.batches import Batches, BatchSize, TargetFeatures
 from draftmill.train.card import RECIPE_FILE, card_of, plan_of, preview
 from draftmill.train.data import TrainingData, read_data
+from draftmill.train.held_out import HeldOut
 from draftmill.train.keep import Checkpoints
 from draftmill.train.logbook import open_logbook
 from draftmill.train.loop import LossOf, Schedule, train
@@ -68,7 +69,8 @@ def train_to_the_end(
     state = new_run(initial_drafter(target, settings, data.mask_id), settings)
     if not checkpoints.resume(state):
         checkpoints.save(state)
-    logbook = open_logbook(state, checkpoints, writer.stores)
+    held_out = HeldOut(target, data.held_out, data.stop_ids, settings) if data.held_out else None
+    logbook = open_logbook(state, checkpoints, writer.stores, held_out)
     reader = TapReader(target, state.drafter.shape.tap_ids, has_last=settings.needs_last_state)
     texts = data.first_texts(NUM_CHECKED)
     check_taps(reader, torch.tensor([texts[0].token_ids]))
