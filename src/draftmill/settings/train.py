@@ -58,7 +58,7 @@ class TrainSettings(RoomSettings):
     num_epochs: int = Field(6, ge=1)
     """Passes over the set, with fresh anchors each (draws_per_pass times as many); num_steps overrules it."""
     num_steps: int | None = Field(None, ge=1)
-    """Optimizer steps, however many passes that takes."""
+    """Optimizer steps, however many passes that takes; needed where the set is unfinished and its length not known."""
     seed: int = Field(0, ge=0)
     """Of the initial weights, the order of samples, and the anchors."""
 

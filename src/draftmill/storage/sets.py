@@ -237,6 +237,12 @@ def open_set(url: str, room: str) -> SetReader:
     return SetReader(store, plan, _decoded(card_data, Card, store, CARD_FILE))
 
 
+def is_unfinished(url: str) -> bool:
+    """Whether a set is planned at `url` and has no card yet: how much it will hold is not known."""
+    store = open_store(url)
+    return store.find(PLAN_FILE) is not None and store.find(CARD_FILE) is None
+
+
 def _decoded(data: bytes, kind: type[T], store: Store, name: str) -> T:
     """What a plan, record or card file holds; StorageError where it is cut or somebody else's."""
     try:

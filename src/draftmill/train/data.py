@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftmill.chat.chat import open_chat
+from draftmill.contracts.errors import RecipeError
 from draftmill.extract.agreement import Text
 from draftmill.settings.train import TrainSettings
 from draftmill.speculation.requests import Request, read_material
-from draftmill.storage.sets import SetReader
+from draftmill.storage.sets import SetReader, is_unfinished, open_set
 from draftmill.train.gate import GatedSamples, check_tokenizer, gate, vocabulary_of
 from draftmill.train.rows import RowPlan
 from draftmill.train.samples import SampleSet
@@ -36,6 +37,16 @@ class TrainingData:
         kept = self.gated.kept[:count]
         samples = [self.samples[sample.index].cut(sample.length) for sample in kept]
         return [Text(s.input_ids.tolist(), int(s.loss_mask.argmax())) for s in samples]
+
+
+def open_input(settings: TrainSettings) -> SetReader:
+    """The tokenized set; RecipeError where its length is not known yet and nothing says how long to train."""
+    if settings.num_steps is None and is_unfinished(settings.input):
+        raise RecipeError(
+            f"{settings.input} is unfinished: how many samples it will hold is not known yet, nor how many steps "
+            f"num_epochs {settings.num_epochs} would take; set num_steps, or train when its draftmill tokenize is done"
+        )
+    return open_set(settings.input, "tokenize")
 
 
 def read_data(settings: TrainSettings, reader: SetReader, target: Path) -> TrainingData:

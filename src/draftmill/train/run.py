@@ -16,10 +16,10 @@ from draftmill.model.shape import DrafterShape
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.models import locate
 from draftmill.storage.provenance import Stopwatch
-from draftmill.storage.sets import SetWriter, open_set, open_set_writer
+from draftmill.storage.sets import SetWriter, open_set_writer
 from draftmill.train.batches import Batches, BatchSize, TargetFeatures
 from draftmill.train.card import RECIPE_FILE, card_of, plan_of, preview
-from draftmill.train.data import TrainingData, read_data
+from draftmill.train.data import TrainingData, open_input, read_data
 from draftmill.train.held_out import HeldOut
 from draftmill.train.keep import Checkpoints
 from draftmill.train.logbook import open_logbook
@@ -37,7 +37,7 @@ def run(settings: TrainSettings) -> dict[str, Any]:
     """Trains, or goes on training, to the last step; returns the card."""
     watch = Stopwatch()
     folder = locate(settings.target)
-    reader = open_set(settings.input, "tokenize")
+    reader = open_input(settings)
     plan = plan_of(settings, reader, folder)
     if settings.dry_run:
         return preview(settings, plan, read_data(settings, reader, folder))

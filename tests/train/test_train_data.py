@@ -1,0 +1,33 @@
+"""A set whose length is not known yet is not trained on for a number of epochs: the number of steps has to be named."""
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+from draftmill.contracts.errors import EXIT_USAGE, RecipeError, StorageError
+from draftmill.settings.train import TrainSettings
+from draftmill.train.data import open_input
+from sample_sets import write_samples
+
+pytestmark = pytest.mark.torch
+
+
+def settings(folder: Path, **changed: object) -> TrainSettings:
+    return TrainSettings(input=str(folder), output=("out",), target="t", **changed)  # type: ignore[arg-type]
+
+
+def test_an_unfinished_set_needs_a_number_of_steps(tmp_path: Path) -> None:
+    write_samples(tmp_path, [("a", [1, 2, 3], [True] * 3)], "hash", num_parts=1)
+    assert len(open_input(settings(tmp_path)).inputs) == 1
+    (tmp_path / "card.json").unlink()
+    with pytest.raises(RecipeError, match="num_epochs 6 would take; set num_steps") as refused:
+        open_input(settings(tmp_path))
+    assert refused.value.exit_code == EXIT_USAGE
+    with pytest.raises(StorageError, match="unfinished"):
+        open_input(settings(tmp_path, num_steps=10))
+
+
+def test_a_folder_that_is_no_set_is_told_as_that(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"holds no plan\.json"):
+        open_input(settings(tmp_path))
