@@ -18,6 +18,7 @@ Config = Mapping[str, Any]
 class Served:
     """What decides acceptance, as an engine understood it; `tap_ids` in our numbering (after 0-based layer i)."""
 
+    architecture: str
     tap_ids: tuple[int, ...]
     mask_id: int
     block_size: int
@@ -41,6 +42,7 @@ def as_trained(shape: DrafterShape) -> Served:
     """What every engine has to understand."""
     sizes = (shape.hidden_size, shape.num_layers, shape.num_heads, shape.num_kv_heads, shape.head_dim)
     return Served(
+        architecture=shape.architecture,
         tap_ids=shape.tap_ids,
         mask_id=shape.mask_id,
         block_size=shape.block_size,
@@ -70,11 +72,12 @@ def read_as_dflash(config: Config) -> Served:
 
 
 def _served(config: Config, *, tap_ids: Any, rope_theta: Any) -> Served:
-    if config["model_type"] != "qwen3" or config["architectures"] != ["DFlashDraftModel"]:
+    if config["model_type"] != "qwen3" or len(config["architectures"]) != 1:
         raise InputError(f"model_type {config['model_type']!r}, architectures {config['architectures']!r}: not served")
     if config.get("sample_from_anchor", False):
         raise InputError("sample_from_anchor is true: slot 0 would be drafted, but it is the known anchor")
     return Served(
+        architecture=config["architectures"][0],
         tap_ids=tuple(tap_ids),
         mask_id=config["mask_token_id"],
         block_size=config["block_size"],

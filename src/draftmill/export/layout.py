@@ -11,8 +11,9 @@ from safetensors import safe_open
 
 from draftmill.contracts.errors import InputError
 from draftmill.export.engines import check_config
-from draftmill.model.checkpoint import drafter_files
+from draftmill.model.checkpoint import drafter_files, named_tensors
 from draftmill.model.drafter import Drafter
+from draftmill.model.heads import head_kind
 from draftmill.model.shape import DrafterShape
 from draftmill.storage.cache import write_atomically
 from draftmill.storage.checkpoints import CONFIG_FILE, WEIGHTS_FILE
@@ -21,7 +22,7 @@ Manifest = dict[str, tuple[int, ...]]
 
 
 def manifest(shape: DrafterShape) -> Manifest:
-    """Names and shapes of all tensors, written down apart from the network: eleven a layer and three."""
+    """Names and shapes of all tensors, written down apart from the network: eleven a layer, three, the head's own."""
     hidden, width = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     layer = {
@@ -38,7 +39,8 @@ def manifest(shape: DrafterShape) -> Manifest:
         "mlp.down_proj.weight": (hidden, width),
     }
     trunk = {"fc.weight": (hidden, shape.num_taps * hidden), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
-    return trunk | {f"layers.{i}.{name}": size for i in range(shape.num_layers) for name, size in layer.items()}
+    own = head_kind(shape.architecture).sizes(shape)
+    return trunk | own | {f"layers.{i}.{name}": size for i in range(shape.num_layers) for name, size in layer.items()}
 
 
 def write_layout(folder: Path, drafter: Drafter, dtype: torch.dtype) -> None:
@@ -52,7 +54,7 @@ def check_layout(folder: Path, drafter: Drafter, dtype: torch.dtype) -> None:
     """InputError naming the first thing in `folder` that is not `drafter` in `dtype`."""
     check_config(json.loads((folder / CONFIG_FILE).read_bytes()), drafter.shape)
     wanted = manifest(drafter.shape)
-    trained = drafter.state_dict()
+    trained = named_tensors(drafter)
     with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
         names = set(file.keys())
         if wrong := sorted(names ^ wanted.keys()):

@@ -1,6 +1,7 @@
 """A drafter as files: `config.json` and `model.safetensors` in the z-lab layout, read back strictly."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -9,14 +10,18 @@ from safetensors.torch import load_file, save
 
 from draftmill.contracts.errors import InputError
 from draftmill.model.drafter import Drafter
+from draftmill.model.heads import head_kind
 from draftmill.model.shape import DrafterShape
 from draftmill.storage.cache import write_atomically
 from draftmill.storage.checkpoints import CONFIG_FILE, WEIGHTS_FILE
 
+# The name of the head inside a `Drafter`.
+_HEAD = "head."
+
 
 def drafter_files(drafter: Drafter, dtype: torch.dtype | None = None) -> dict[str, bytes]:
     """The files of a drafter by name; `dtype` None keeps the parameters' own."""
-    tensors = {name: tensor.detach().cpu().to(dtype or tensor.dtype).contiguous() for name, tensor in _state(drafter)}
+    tensors = {name: t.detach().cpu().to(dtype or t.dtype).contiguous() for name, t in named_tensors(drafter).items()}
     config = drafter.shape.to_config() | {"dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch.")}
     return {
         CONFIG_FILE: json.dumps(config, indent=2, sort_keys=True).encode() + b"\n",
@@ -24,8 +29,20 @@ def drafter_files(drafter: Drafter, dtype: torch.dtype | None = None) -> dict[st
     }
 
 
-def _state(drafter: Drafter) -> list[tuple[str, torch.Tensor]]:
-    return list(drafter.state_dict().items())
+def named_tensors(drafter: Drafter) -> dict[str, torch.Tensor]:
+    """The drafter's tensors under the names its files give them."""
+    return {_in_files(name, drafter): tensor for name, tensor in drafter.state_dict().items()}
+
+
+def take_tensors(drafter: Drafter, tensors: Mapping[str, torch.Tensor], *, assign: bool = False) -> None:
+    """Puts tensors named as in files into the drafter; with `assign` they become its parameters, dtype and all."""
+    drafter.load_state_dict({name: tensors[_in_files(name, drafter)] for name in drafter.state_dict()}, assign=assign)
+
+
+def _in_files(name: str, drafter: Drafter) -> str:
+    """The name of a tensor in files: a head's begin as its kind has it."""
+    prefix = head_kind(drafter.shape.architecture).prefix
+    return prefix + name.removeprefix(_HEAD) if name.startswith(_HEAD) else name
 
 
 def save_drafter(folder: Path, drafter: Drafter, dtype: torch.dtype | None = None) -> None:
@@ -38,8 +55,8 @@ def copy_of(drafter: Drafter, dtype: torch.dtype) -> Drafter:
     """A drafter of the same weights in `dtype`, in memory of its own; it takes no gradients."""
     with torch.device("meta"):
         twin = Drafter(drafter.shape)
-    weights = {name: tensor.detach().to(dtype, copy=True) for name, tensor in _state(drafter)}
-    twin.load_state_dict(weights, assign=True)
+    weights = {name: tensor.detach().to(dtype, copy=True) for name, tensor in named_tensors(drafter).items()}
+    take_tensors(twin, weights, assign=True)
     return twin.eval().requires_grad_(False)
 
 
@@ -58,8 +75,8 @@ def load_drafter(folder: Path) -> Drafter:
         raise InputError(f"{weights_file} cannot be read: {error}") from error
     with torch.device("meta"):
         drafter = Drafter(shape)
-    _check_tensors({name: tensor.shape for name, tensor in _state(drafter)}, tensors, weights_file)
-    drafter.load_state_dict(tensors, assign=True)
+    _check_tensors({name: t.shape for name, t in named_tensors(drafter).items()}, tensors, weights_file)
+    take_tensors(drafter, tensors, assign=True)
     return drafter.eval()
 
 

@@ -41,6 +41,8 @@ class Truth:
     """The right tokens; None: the target's most likely ones."""
     target_PH: Float[Tensor, "P H"] | None = None
     """What the target's head is given to say each supervised slot's token; needed by KL, TV and for its own labels."""
+    before_NJ: Int[Tensor, "N J"] | None = None
+    """The text's token before each slot, for heads that look at it."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """What a drafter looks like: sizes, taps, block, layer types; to and from the z-lab `config.json`.
 
 The layout loads in vLLM, SGLang and PyPI `dflash`: Qwen3 keys at the top level, taps and mask id under
-`dflash_config`, rope theta in its flat and its nested form. Engines apply a given `is_causal` to every layer, so it is
-null where full and sliding layers are mixed: each layer's type then decides.
+`dflash_config`, rope theta in its flat and its nested form, what a kind of drafter adds in both places too. Engines
+apply a given `is_causal` to every layer, so it is null where full and sliding layers are mixed: each layer's type then
+decides.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,11 @@ from typing import Any
 from draftmill.contracts.errors import InputError
 from draftmill.contracts.taps import check_tap_ids
 
+PLAIN_ARCHITECTURE = "DFlashDraftModel"
 FULL = "full_attention"
 SLIDING = "sliding_attention"
+# What dflash_config holds for every kind of drafter; more is its kind's own.
+_FLASH_KEYS = {"mask_token_id", "target_layer_ids", "sample_from_anchor"}
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,10 @@ class DrafterShape:
     num_target_layers: int
     layer_types: tuple[str, ...]
     sliding_window: int | None = None
+    architecture: str = PLAIN_ARCHITECTURE
+    """The kind of drafter: which head (`heads.py`)."""
+    head_config: tuple[tuple[str, int | float | bool | str], ...] = ()
+    """What the kind's own parameters are sized by, ascending by name; empty for plain DFlash."""
 
     def __post_init__(self) -> None:
         check_tap_ids(self.tap_ids, self.num_target_layers)
@@ -67,7 +75,8 @@ class DrafterShape:
     def to_config(self) -> dict[str, Any]:
         """The `config.json` of the z-lab layout."""
         return {
-            "architectures": ["DFlashDraftModel"],
+            **dict(self.head_config),
+            "architectures": [self.architecture],
             "model_type": "qwen3",
             "attention_bias": False,
             "attention_dropout": 0.0,
@@ -76,6 +85,7 @@ class DrafterShape:
                 "mask_token_id": self.mask_id,
                 "target_layer_ids": list(self.tap_ids),
                 "sample_from_anchor": False,
+                **dict(self.head_config),
             },
             "head_dim": self.head_dim,
             "hidden_act": "silu",
@@ -111,6 +121,8 @@ class DrafterShape:
         if theta is None:
             raise InputError(f"{where} names no rope_theta, neither flat nor under rope_parameters")
         layer_types = tuple(_key(config, "layer_types", where))
+        architecture = config.get("architectures", [PLAIN_ARCHITECTURE])[0]
+        own = {} if architecture == PLAIN_ARCHITECTURE else {k: v for k, v in flash.items() if k not in _FLASH_KEYS}
         shape = DrafterShape(
             hidden_size=_key(config, "hidden_size", where),
             num_layers=_key(config, "num_hidden_layers", where),
@@ -129,6 +141,8 @@ class DrafterShape:
             layer_types=layer_types,
             # Qwen3 configs may carry a window that no layer uses.
             sliding_window=config.get("sliding_window") if SLIDING in layer_types else None,
+            architecture=architecture,
+            head_config=tuple(sorted(own.items())),
         )
         if config.get("is_causal") not in (None, shape.is_causal):
             raise InputError(

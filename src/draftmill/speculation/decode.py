@@ -19,6 +19,7 @@ from draftmill.extract.taps import TapReader
 from draftmill.extract.target import Target
 from draftmill.model.cache import DraftCache
 from draftmill.model.drafter import Drafter
+from draftmill.model.heads import likeliest
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,17 @@ class Pair:
         block_ids_NB[:, 0] = anchors_N
         return block_ids_NB
 
-    def choose(self, hidden_QH: Float[Tensor, "Q H"]) -> Choice:
-        """The target's head over hidden states of the drafter."""
-        return best(self.target.head(hidden_QH))
+    def drafts(self, hidden_NJH: Float[Tensor, "N J H"], anchors_N: Int[Tensor, "N"]) -> list[Choice]:
+        """What the drafter's head makes of the slots of some blocks whose anchors hold these tokens."""
+        drafts = self.drafter.head.draft(hidden_NJH, anchors_N, self.target.head)
+        blocks = zip(drafts.token_ids_NJ.tolist(), drafts.gaps_NJ.tolist(), strict=True)
+        return [Choice(tuple(token_ids), tuple(gaps)) for token_ids, gaps in blocks]
 
 
 def best(logits_QV: Float[Tensor, "Q V"]) -> Choice:
-    """The greedy choice at every position; the first of equal logits, as argmax has it."""
-    top_Q2 = logits_QV.float().topk(2, dim=-1).values
-    return Choice(tuple(logits_QV.argmax(-1).tolist()), tuple((top_Q2[:, 0] - top_Q2[:, 1]).tolist()))
+    """The greedy choice at every position; the first of equal logits."""
+    ids_Q, gaps_Q = likeliest(logits_QV)
+    return Choice(tuple(ids_Q.tolist()), tuple(gaps_Q.tolist()))
 
 
 class CachedTarget:
@@ -195,7 +198,7 @@ def _prefill(
 
 
 def _draft(pair: Pair, context: DraftCache, features_TF: Float[Tensor, "T F"], anchor_id: int) -> Choice:
-    block_ids_1B = pair.block_ids(torch.tensor([anchor_id], device=features_TF.device))
-    embeds_BH = pair.target.embed(block_ids_1B[0])
+    anchor_1 = torch.tensor([anchor_id], device=features_TF.device)
+    embeds_BH = pair.target.embed(pair.block_ids(anchor_1)[0])
     hidden_BH = pair.drafter.draft(context, features_TF, context.length, embeds_BH)
-    return pair.choose(hidden_BH[1:])
+    return pair.drafts(hidden_BH[None, 1:], anchor_1)[0]

@@ -58,12 +58,10 @@ def _pass(
     shape = pair.drafter.shape
     layout = one_document(anchors_N, len(ids_T), shape.block_size)
     windows = [shape.window(layer) for layer in range(shape.num_layers)]
-    embeds_QH = pair.target.embed(pair.block_ids(ids_T[anchors_N]).flatten())
+    anchor_ids_N = ids_T[anchors_N]
+    embeds_QH = pair.target.embed(pair.block_ids(anchor_ids_N).flatten())
     hidden_QH = pair.drafter(embeds_QH, context_TH, layout, GroupedAttention(layout, windows))
-    num_drafts = shape.block_size - 1
-    drafted_QH = hidden_QH.unflatten(0, (-1, shape.block_size))[:, 1:].flatten(0, 1)
-    chosen = [pair.choose(rows) for rows in drafted_QH.split(ROWS_PER_HEAD_CALL)]
-    token_ids, gaps = [i for c in chosen for i in c.token_ids], [gap for c in chosen for gap in c.gaps]
-    for start in range(0, len(token_ids), num_drafts):
-        block = slice(start, start + num_drafts)
-        yield Choice(tuple(token_ids[block]), tuple(gaps[block]))
+    hidden_NJH = hidden_QH.unflatten(0, (-1, shape.block_size))[:, 1:]
+    blocks = max(1, ROWS_PER_HEAD_CALL // hidden_NJH.shape[1])
+    for some_NJH, some_ids_N in zip(hidden_NJH.split(blocks), anchor_ids_N.split(blocks), strict=True):
+        yield from pair.drafts(some_NJH, some_ids_N)

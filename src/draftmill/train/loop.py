@@ -11,7 +11,7 @@ from draftmill.contracts.errors import DraftmillError
 from draftmill.extract.target import Target
 from draftmill.model.drafter import Drafter
 from draftmill.model.forms import AttentionForm
-from draftmill.model.loss import BlockLoss, LossRule, Truth, block_loss
+from draftmill.model.loss import BlockLoss, LossRule, Truth
 from draftmill.model.vocabulary import Objective
 from draftmill.settings.train import TrainSettings
 from draftmill.train.batches import Batch
@@ -52,13 +52,14 @@ class LossOf:
             context_TH = drafter.project(batch.features_TF)
             hidden_QH = drafter(self._embed(batch.block_ids_NB).flatten(0, 1), context_TH, batch.layout, attend)
         hidden_NJH = hidden_QH.unflatten(0, batch.block_ids_NB.shape)[:, 1:]
-        return block_loss(hidden_NJH, self._truth(batch), self._head_VH, self._rule)
+        return drafter.head.loss(hidden_NJH, self._truth(batch), self._head_VH, self._rule)
 
     def _truth(self, batch: Batch) -> Truth:
         labels_NJ = None if self._has_own_labels else self._row_of_V[batch.labels_NJ]
         with torch.no_grad():
             target_PH = None if batch.last_PH is None else self._norm(batch.last_PH)
-        return Truth(batch.supervised_NJ, labels_NJ, target_PH)
+        before_NJ = torch.cat([batch.block_ids_NB[:, :1], batch.labels_NJ[:, :-1]], dim=1)
+        return Truth(batch.supervised_NJ, labels_NJ, target_PH, before_NJ)
 
 
 @dataclass(frozen=True)

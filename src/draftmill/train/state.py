@@ -6,7 +6,7 @@ import msgspec
 from safetensors.torch import load, save
 
 from draftmill.contracts.cards import canonical_json
-from draftmill.model.checkpoint import drafter_files
+from draftmill.model.checkpoint import drafter_files, take_tensors
 from draftmill.model.drafter import Drafter
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.checkpoints import MASTERS_FILE, OPTIMIZER_FILE, POSITION_FILE, WEIGHTS_FILE
@@ -61,9 +61,9 @@ class RunState:
 
     def restore(self, files: dict[str, bytes]) -> None:
         """Back to where the checkpoint was written."""
-        self.published.load_state_dict(load(files[WEIGHTS_FILE]))
+        take_tensors(self.published, load(files[WEIGHTS_FILE]))
         if self.average is not None:
-            self.drafter.load_state_dict(load(files[MASTERS_FILE]))
+            take_tensors(self.drafter, load(files[MASTERS_FILE]))
         self.position = msgspec.json.decode(files[POSITION_FILE], type=Position)
         self.optimizer.restore(load(files[OPTIMIZER_FILE]), self.position.num_updates)
 
