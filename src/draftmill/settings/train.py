@@ -10,6 +10,8 @@ from draftmill.settings.evaluate import EvaluateSettings
 # DFlash (arXiv 2602.06036) gives a decay for these block sizes; any other must be chosen.
 GAMMA_OF_BLOCK = {16: 7.0, 10: 5.0, 8: 4.0}
 
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+
 
 class TrainSettings(RoomSettings):
     """From a tokenized set and a frozen target to checkpoints of a drafter."""
@@ -135,6 +137,10 @@ class TrainSettings(RoomSettings):
     """Held-out answers walked each time: far cheaper than decoding."""
     eval_max_new_tokens: int = Field(EvaluateSettings.model_fields["max_new_tokens"].default, ge=2)
     """Tokens of a held-out answer that count."""
+    trackers: tuple[TrackerName, ...] = ()
+    """Who draws the figures of metrics.jsonl too, where installed: tensorboard, wandb, trackio; may be several."""
+    tracker_project: str = "draftmill"
+    """The project that the run belongs to at W&B and Trackio."""
     max_dropped_frac: float = Field(0.1, ge=0, le=1)
     """The gate refuses a set of which more than this share must be dropped."""
     min_agreement: float = Field(0.1, ge=0, le=1)

@@ -27,6 +27,7 @@ _NOT_IN_PLAN = {
     *("input", "output", "target", "device", "dry_run", "feature_cache_bytes"),
     *("max_dropped_frac", "max_bad_steps", "min_agreement"),
     *("eval_every", "eval_input", "eval_decode_prompts", "eval_walk_prompts", "eval_max_new_tokens"),
+    *("trackers", "tracker_project"),
 }
 # The card's closing figures are means over so many last steps: one step's are noise.
 LAST_STEPS = 20

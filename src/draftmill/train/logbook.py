@@ -1,13 +1,16 @@
 """What follows a step: progress, its line in `metrics.jsonl`, and where due, held-out figures and a checkpoint."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from draftmill.progress import Progress
-from draftmill.storage.store import Store
+from draftmill.settings.train import TrainSettings
 from draftmill.train.held_out import HeldOut
 from draftmill.train.keep import Checkpoints
 from draftmill.train.metrics import MetricsLog, StepSums, peak_memory_bytes
 from draftmill.train.state import RunState
+from draftmill.train.trackers import Tracked, Tracker, figures_of, tracking
 
 
 @dataclass
@@ -20,6 +23,7 @@ class Logbook:
     progress: Progress
     held_out: HeldOut | None
     """What acceptance is measured on; None: it is not."""
+    trackers: tuple[Tracker, ...]
 
     def after_step(self, sums: StepSums, epoch: int, lr: float, grad_norm: float) -> None:
         """Tells of the step that was just made."""
@@ -31,15 +35,21 @@ class Logbook:
         if self.held_out is not None and self.held_out.is_due(step, self.checkpoints.num_steps):
             record |= self.held_out.measure(self.run.published)
         self.metrics.append(record)
+        for tracker in self.trackers:
+            tracker.log(step, figures_of(record))
         if self.checkpoints.is_due(step):
             self.metrics.publish()
             self.checkpoints.save(self.run)
 
 
+@contextmanager
 def open_logbook(
-    run: RunState, checkpoints: Checkpoints, stores: tuple[Store, ...], held_out: HeldOut | None
-) -> Logbook:
-    """The logbook of a run, taken up where the run stands."""
+    run: RunState, checkpoints: Checkpoints, held_out: HeldOut | None, settings: TrainSettings
+) -> Iterator[Logbook]:
+    """The logbook of a run, taken up where the run stands; its trackers are closed in the end."""
     done = run.position.step
+    metrics = MetricsLog(checkpoints.stores, done)
     progress = Progress("train", checkpoints.num_steps, "steps", done=done)
-    return Logbook(run, checkpoints, MetricsLog(stores, done), progress, held_out)
+    tracked = Tracked.of(settings, checkpoints.stores, checkpoints.plan)
+    with tracking(settings.trackers, tracked, metrics.records()) as trackers:
+        yield Logbook(run, checkpoints, metrics, progress, held_out, trackers)

@@ -16,7 +16,7 @@ from draftmill.model.shape import DrafterShape
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.models import locate
 from draftmill.storage.provenance import Stopwatch
-from draftmill.storage.sets import SetWriter, open_set_writer
+from draftmill.storage.sets import open_set_writer
 from draftmill.train.batches import Batches, BatchSize, TargetFeatures
 from draftmill.train.card import RECIPE_FILE, card_of, plan_of, preview
 from draftmill.train.data import TrainingData, open_input, read_data
@@ -27,6 +27,7 @@ from draftmill.train.loop import LossOf, Schedule, train
 from draftmill.train.metrics import MetricsLog
 from draftmill.train.start import initial_drafter
 from draftmill.train.state import RunState, new_run
+from draftmill.train.trackers import check_trackers
 
 # Samples that the target itself is asked about before anything is learnt from them.
 NUM_CHECKED = 2
@@ -37,6 +38,7 @@ def run(settings: TrainSettings) -> dict[str, Any]:
     """Trains, or goes on training, to the last step; returns the card."""
     watch = Stopwatch()
     folder = locate(settings.target)
+    check_trackers(settings.trackers)
     reader = open_input(settings)
     plan = plan_of(settings, reader, folder)
     if settings.dry_run:
@@ -47,7 +49,7 @@ def run(settings: TrainSettings) -> dict[str, Any]:
     writer.publish_file(RECIPE_FILE, canonical_json(settings.model_dump()))
     data = read_data(settings, reader, folder)
     checkpoints = Checkpoints(writer.stores, plan.hash, data.num_steps, settings.save_every, settings.keep_checkpoints)
-    state, metrics = train_to_the_end(settings, data, open_target(folder, settings), checkpoints, writer)
+    state, metrics = train_to_the_end(settings, data, open_target(folder, settings), checkpoints)
     return msgspec.to_builtins(writer.finish(card_of(plan, data, state, checkpoints, metrics, watch)))
 
 
@@ -63,19 +65,20 @@ def open_target(folder: Path, settings: TrainSettings) -> Target:
 
 
 def train_to_the_end(
-    settings: TrainSettings, data: TrainingData, target: Target, checkpoints: Checkpoints, writer: SetWriter
+    settings: TrainSettings, data: TrainingData, target: Target, checkpoints: Checkpoints
 ) -> tuple[RunState, MetricsLog]:
     """Starts or resumes the run, and trains it to its last step, telling of every one."""
     state = new_run(initial_drafter(target, settings, data.mask_id), settings)
     if not checkpoints.resume(state):
         checkpoints.save(state)
     held_out = HeldOut(target, data.held_out, data.stop_ids, settings) if data.held_out else None
-    logbook = open_logbook(state, checkpoints, writer.stores, held_out)
     reader = TapReader(target, state.drafter.shape.tap_ids, has_last=settings.needs_last_state)
     texts = data.first_texts(NUM_CHECKED)
     check_taps(reader, torch.tensor([texts[0].token_ids]))
     check_target(target, texts, settings.min_agreement)
-    train(state, schedule_of(settings, data, reader, state.drafter.shape), settings, logbook.after_step)
+    schedule = schedule_of(settings, data, reader, state.drafter.shape)
+    with open_logbook(state, checkpoints, held_out, settings) as logbook:
+        train(state, schedule, settings, logbook.after_step)
     return state, logbook.metrics
 
 
