@@ -90,6 +90,14 @@ def read_checkpoint(store: Store, marker: Marker) -> dict[str, bytes] | None:
     return files
 
 
+def holds_checkpoint(store: Store, marker: Marker) -> bool:
+    """Whether a store has this very marker, and beside it files of the lengths it names."""
+    if find_marker(store, marker.step) != marker:
+        return False
+    sizes = {file.key: file.size for file in store.files()}
+    return all(sizes.get(f"{step_folder(marker.step)}/{file.name}") == file.bytes for file in marker.files)
+
+
 def remove_checkpoints(store: Store, steps: list[int]) -> None:
     """Removes the folders of these steps, markers first, so that a folder cut half-way is no checkpoint any more."""
     listing = store.files()

@@ -9,6 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 from draftmill.contracts.errors import StorageError
 from draftmill.progress import duration
@@ -18,6 +19,8 @@ MAX_ATTEMPTS = 40
 """Of one transfer, none of which got further than the one before."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 _TOLD_EVERY_S = 15.0
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -55,3 +58,22 @@ class Patience:
             logger.warning("%s: %s; it is asked again, for up to %s more", place, why(error), left)
         longest = min(_FIRST_WAIT_S * 2**attempt, _LONGEST_WAIT_S)
         await asyncio.sleep(longest * random.uniform(0.5, 1.0))
+
+
+def patiently(job: Callable[[], T], place: str, patience: Patience) -> T:
+    """What `job` gives, which is done again while its store does not answer and `patience` lasts.
+
+    For threads that have nothing else to do; jobs are such that doing them twice does no harm.
+    """
+    attempt = 0
+    while True:
+        try:
+            given = job()
+        except StorageError as error:
+            if not isinstance(error.__cause__, Exception) or not is_transient(error.__cause__):
+                raise
+            attempt += 1
+            asyncio.run(patience.wait(place, error.__cause__, attempt))
+        else:
+            patience.answered()
+            return given
