@@ -18,7 +18,8 @@ from draftmill.model.attention import Attend, DenseAttention, GroupedAttention  
 from draftmill.model.drafter import Drafter  # noqa: E402
 from draftmill.model.flex import FlexAttention, FlexKernels  # noqa: E402
 from draftmill.model.mask import BlockLayout  # noqa: E402
-from draftmill.train.batches import Batch, TargetFeatures, pack  # noqa: E402
+from draftmill.train.batches import Batch, pack  # noqa: E402
+from draftmill.train.features import TargetFeatures  # noqa: E402
 from draftmill.train.samples import Sample  # noqa: E402
 from tiny import write_tiny_target  # noqa: E402
 from tiny_drafter import MASK_ID, random_drafter, tiny_shape  # noqa: E402

@@ -20,13 +20,11 @@ from draftmill.storage.sets import open_set  # noqa: E402
 from draftmill.train.batches import (  # noqa: E402
     Batch,
     Batches,
-    BatchSize,
-    DocumentStates,
-    TargetFeatures,
-    length_buckets,
+    BatchRule,
     pack,
     run_ends,
 )
+from draftmill.train.features import DocumentStates, OwnTarget, TargetFeatures, length_buckets  # noqa: E402
 from draftmill.train.gate import KeptSample  # noqa: E402
 from draftmill.train.rows import PlannedRow, RowPlan  # noqa: E402
 from draftmill.train.samples import IntArray, Sample, SampleSet  # noqa: E402
@@ -68,14 +66,14 @@ def sample(name: str, mask: Sequence[bool], first_token: int) -> Sample:
     return Sample(name, np.arange(first_token, first_token + len(mask)), np.array(mask))
 
 
-def batch_of(docs: Sequence[Sample], anchors: Sequence[IntArray], size: BatchSize | None = None) -> Batch:
+def batch_of(docs: Sequence[Sample], anchors: Sequence[IntArray], rule: BatchRule | None = None) -> Batch:
     packed = pack(docs, anchors, BLOCK)
-    return (packed.filled(size) if size else packed).with_states(CountedFeatures().states_of(docs), MASK_ID)
+    return (packed.filled(rule) if rule else packed).with_states(CountedFeatures().states_of(docs), MASK_ID)
 
 
-def size_of(**changed: object) -> BatchSize:
+def size_of(**changed: object) -> BatchRule:
     settings = TrainSettings(input="i", output=("o",), target="t", max_tokens=64, num_anchors=16, **changed)  # type: ignore[arg-type]
-    return BatchSize.of(settings, is_constant=False)
+    return BatchRule.of(settings, is_constant=False)
 
 
 def test_a_block_never_goes_on_into_the_next_document() -> None:
@@ -122,7 +120,7 @@ def test_runs_end_where_supervision_does() -> None:
 def test_anchors_of_a_sample_do_not_depend_on_its_company(tmp_path: Path) -> None:
     given: list[GivenSample] = [(f"s{i}", [5] * 30, [True] * 30) for i in range(4)]
     samples = SampleSet(open_set(write_samples(tmp_path, given, "hash"), "tokenize"))
-    batches = Batches(samples, CountedFeatures(), SHAPE, 7, size_of())
+    batches = Batches(samples, OwnTarget(CountedFeatures()), SHAPE, 7, size_of())
     alone = batches.batch_at(PlannedRow(2, (3,), (6,))).layout.anchors_N.tolist()
     together = batches.batch_at(PlannedRow(2, (1, 3, 0), (4, 6, 4))).layout.anchors_N.tolist()
     assert [a - 30 for a in together if 30 <= a < 60] == alone
@@ -167,7 +165,7 @@ def test_further_draws_of_a_visit_ask_the_target_once_and_have_anchors_of_their_
             asked.append([s.id for s in samples])
             return super().states_of(samples)
 
-    batches = Batches(samples, Counting(), SHAPE, 7, size_of(draws_per_pass=3, rows_per_step=2))
+    batches = Batches(samples, OwnTarget(Counting()), SHAPE, 7, size_of(draws_per_pass=3, rows_per_step=2))
     rows = [PlannedRow(0, (i,), (6,), draw) for draw in range(3) for i in (0, 1)]
     anchors = [batches.batch_at(row).layout.anchors_N.tolist() for row in rows]
     assert asked == [["s0"], ["s1"]]
@@ -175,14 +173,14 @@ def test_further_draws_of_a_visit_ask_the_target_once_and_have_anchors_of_their_
     batches.batch_at(PlannedRow(0, (2,), (6,)))
     batches.batch_at(PlannedRow(0, (1,), (6,), 1))
     assert asked[2:] == [["s2"]]  # s0 made room for s2
-    alone = Batches(samples, Counting(), SHAPE, 7, size_of())
+    alone = Batches(samples, OwnTarget(Counting()), SHAPE, 7, size_of())
     assert alone.batch_at(rows[5]).layout.anchors_N.tolist() == anchors[5]
 
 
 def test_a_sample_longer_than_a_row_is_read_up_to_the_cut(tmp_path: Path) -> None:
     given: list[GivenSample] = [(f"s{i}", list(range(90)), [True] * 90) for i in range(2)]
     samples = SampleSet(open_set(write_samples(tmp_path, given, "hash"), "tokenize"))
-    batch = Batches(samples, CountedFeatures(), SHAPE, 7, size_of()).batch_at(PlannedRow(0, (1,), (63,)))
+    batch = Batches(samples, OwnTarget(CountedFeatures()), SHAPE, 7, size_of()).batch_at(PlannedRow(0, (1,), (63,)))
     assert batch.layout.context_len == 64
     assert batch.layout.anchors_N.tolist() == list(range(63))
     assert batch.supervised_NJ[-1].tolist() == [True, False, False]

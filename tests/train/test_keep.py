@@ -1,17 +1,21 @@
-"""A rerun goes on from the newest checkpoint that is whole in every store and of the same plan, and prunes the rest."""
+"""A rerun goes on from the newest checkpoint of its plan whole anywhere, gives it to every store, prunes."""
 
+import resource
+import time
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+from draftmill.contracts.errors import StorageError  # noqa: E402
 from draftmill.model.drafter import Drafter  # noqa: E402
 from draftmill.model.shape import DrafterShape  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.storage.checkpoints import find_marker, step_folder, steps_on  # noqa: E402
-from draftmill.storage.store import open_store  # noqa: E402
+from draftmill.storage.store import Store, open_store  # noqa: E402
 from draftmill.train.keep import Checkpoints  # noqa: E402
 from draftmill.train.state import RunState, new_run  # noqa: E402
+from storage.unruly_proxy import GONE, WELL_BEHAVED, UnrulyProxy  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -46,13 +50,14 @@ def saved_until(checkpoints: Checkpoints, last_step: int) -> RunState:
         run.position.step = step
         if checkpoints.is_due(step):
             torch.nn.init.constant_(run.drafter.fc.weight, step)
-            checkpoints.save(run)
+            checkpoints.save(run, b"log until %d" % step)
+    checkpoints.behind.settle()
     return run
 
 
 def both(tmp_path: Path, plan: str = "plan") -> Checkpoints:
     stores = tuple(open_store(str(tmp_path / name), create=True) for name in ("a", "b"))
-    return Checkpoints(stores, plan, num_steps=25, save_every=5, keep=2)
+    return Checkpoints(stores, plan, num_steps=25, save_every=5, keep=2, patience_s=0)
 
 
 def resumed_step(checkpoints: Checkpoints) -> int | None:
@@ -72,12 +77,94 @@ def test_the_newest_checkpoint_is_taken_and_the_others_pruned(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("file", ["checkpoint.json", "model.safetensors", "optimizer.safetensors"])
-def test_what_one_store_lacks_is_not_gone_on_from(tmp_path: Path, file: str) -> None:
+def test_what_one_store_lacks_it_is_given_by_the_other(tmp_path: Path, file: str) -> None:
     checkpoints = both(tmp_path)
     saved_until(checkpoints, 17)
+    whole = contents(checkpoints.stores[0])
     (tmp_path / "b" / step_folder(15) / file).write_bytes(b"cut")
+    assert resumed_step(checkpoints) == 15
+    assert [contents(store) for store in checkpoints.stores] == [whole, whole]
+
+
+@pytest.mark.parametrize("file", ["checkpoint.json", "model.safetensors", "optimizer.safetensors"])
+def test_what_no_store_holds_whole_is_not_gone_on_from(tmp_path: Path, file: str) -> None:
+    checkpoints = both(tmp_path)
+    saved_until(checkpoints, 17)
+    for name in ("a", "b"):
+        changed = tmp_path / name / step_folder(15) / file
+        changed.write_bytes(changed.read_bytes()[::-1])  # as long as before: only its hash differs
     assert resumed_step(checkpoints) == 10
     assert [steps_on(store) for store in checkpoints.stores] == [[0, 10], [0, 10]]
+
+
+def test_a_run_that_is_stopped_goes_on_from_there(tmp_path: Path) -> None:
+    checkpoints = both(tmp_path)
+    run = saved_until(checkpoints, 17)
+    leave(checkpoints, run, 17)
+    assert [steps_on(store) for store in checkpoints.stores] == [[0, 10, 15, 17], [0, 10, 15]]
+    assert resumed_step(checkpoints) == 17
+    assert [steps_on(store) for store in checkpoints.stores] == [[0, 10, 15, 17]] * 2
+    saved_until(checkpoints, 20)
+    assert [steps_on(store) for store in checkpoints.stores] == [[0, 15, 20]] * 2
+
+
+def test_a_run_without_a_local_output_leaves_it_in_the_cache_and_the_store_gets_it(
+    tmp_path: Path, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTMILL_CACHE", str(tmp_path / "cache"))
+    checkpoints = Checkpoints((open_store(s3_url),), "plan", num_steps=25, save_every=5, keep=2, patience_s=0)
+    run = saved_until(checkpoints, 7)
+    leave(checkpoints, run, 7)
+    assert steps_on(checkpoints.stores[0]) == [0, 5]
+    assert resumed_step(checkpoints) == 7
+    assert steps_on(checkpoints.stores[0]) == [0, 5, 7]
+    assert checkpoints.stores[0].get("metrics.jsonl") == b"log until 7"
+    assert not list((tmp_path / "cache" / "stopped").iterdir())
+
+
+def leave(checkpoints: Checkpoints, run: RunState, step: int) -> None:
+    """Has a run that stands at `step` stopped."""
+    run.position.step = step
+    torch.nn.init.constant_(run.drafter.fc.weight, step)
+    checkpoints.leave(run, b"log until %d" % step)
+
+
+def contents(store: Store) -> dict[str, bytes]:
+    """Every file of a store."""
+    return {file.key: store.get(file.key) for file in store.files()}
+
+
+def test_a_store_that_is_gone_for_a_while_is_waited_for_while_training_goes_on(
+    tmp_path: Path, lake: UnrulyProxy
+) -> None:
+    checkpoints = Checkpoints((open_store(lake.url),), "plan", num_steps=25, save_every=5, keep=2, patience_s=60)
+    run = saved_until(checkpoints, 4)
+    run.position.step = 5
+    lake.faults = GONE
+    checkpoints.save(run, b"log until 5")
+    run.position.step = 6  # nobody waited
+    checkpoints.behind.check()
+    time.sleep(2)
+    lake.faults = WELL_BEHAVED
+    checkpoints.behind.settle()
+    assert steps_on(checkpoints.stores[0]) == [0, 5] and lake.fates["drop"] > 3
+    assert checkpoints.stores[0].get("metrics.jsonl") == b"log until 5"
+
+
+def test_a_full_disk_is_told_and_leaves_the_older_checkpoint(tmp_path: Path) -> None:
+    checkpoints = both(tmp_path)
+    run = saved_until(checkpoints, 5)
+    run.position.step = 10
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
+    try:
+        checkpoints.save(run, b"")
+        with pytest.raises(StorageError, match="cannot be written: File too large; free some space"):
+            checkpoints.behind.settle()
+        checkpoints.leave(run, b"")  # tells, and lets the run end as it was told to
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert resumed_step(checkpoints) == 5
 
 
 def test_checkpoints_of_another_plan_are_passed_over(tmp_path: Path) -> None:
@@ -86,7 +173,7 @@ def test_checkpoints_of_another_plan_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_the_last_step_is_saved_even_between_two_that_are_due(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(both(tmp_path).stores, "plan", num_steps=13, save_every=5, keep=1)
+    checkpoints = Checkpoints(both(tmp_path).stores, "plan", num_steps=13, save_every=5, keep=1, patience_s=0)
     saved_until(checkpoints, 13)
     assert [marker.step for marker in checkpoints.markers()] == [0, 13]
     assert find_marker(checkpoints.stores[1], 5) is None

@@ -18,9 +18,11 @@ from draftmill.model.cache import DraftCache  # noqa: E402
 from draftmill.model.forms import attention_form  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.train.anchors import draw_anchors  # noqa: E402
-from draftmill.train.batches import Batch, TargetFeatures, pack  # noqa: E402
+from draftmill.train.batches import Batch, pack  # noqa: E402
+from draftmill.train.features import TargetFeatures  # noqa: E402
 from draftmill.train.loop import DivergedError, LossOf, Schedule, train  # noqa: E402
 from draftmill.train.metrics import StepSums  # noqa: E402
+from draftmill.train.ranks import alone  # noqa: E402
 from draftmill.train.rows import PlannedRow  # noqa: E402
 from draftmill.train.samples import Sample  # noqa: E402
 from draftmill.train.start import initial_drafter  # noqa: E402
@@ -71,9 +73,8 @@ def run_steps(run: RunState, chosen: TrainSettings, micros: list[list[Batch]], t
     flat = [batch for step in micros for batch in step]
     numbered = [[PlannedRow(0, (i,), (1,)) for i, b in enumerate(flat) if any(b is m for m in step)] for step in micros]
     seen: list[StepSums] = []
-    schedule = Schedule(
-        len(micros), lambda s: numbered[s], lambda row: flat[row.samples[0]], loss_of(target, run, chosen)
-    )
+    made = loss_of(target, run, chosen), alone(target.device)
+    schedule = Schedule(len(micros), lambda s: numbered[s], lambda row: flat[row.samples[0]], *made)
     train(run, schedule, chosen, lambda sums, epoch, lr, norm: seen.append(sums))
     return seen
 

@@ -14,8 +14,10 @@ from draftmill.extract.target import load_target  # noqa: E402
 from draftmill.model.forms import attention_form  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.train.anchors import draw_anchors, permutation  # noqa: E402
-from draftmill.train.batches import Batch, TargetFeatures, pack  # noqa: E402
+from draftmill.train.batches import Batch, pack  # noqa: E402
+from draftmill.train.features import TargetFeatures  # noqa: E402
 from draftmill.train.loop import LossOf, Schedule, train  # noqa: E402
+from draftmill.train.ranks import alone  # noqa: E402
 from draftmill.train.rows import PlannedRow  # noqa: E402
 from draftmill.train.samples import Sample  # noqa: E402
 from draftmill.train.start import initial_drafter  # noqa: E402
@@ -53,7 +55,7 @@ def curve(folder: Path, kind: str) -> list[float]:
     losses: list[float] = []
     loss_of = LossOf(target, chosen, (), attention_form("auto", shape, target.device))
     rows = [[PlannedRow(step // 4, (2 * step % 8, (2 * step + 1) % 8), (4, 4))] for step in range(STEPS)]
-    schedule = Schedule(STEPS, lambda step: rows[step], batch_at, loss_of)
+    schedule = Schedule(STEPS, lambda step: rows[step], batch_at, loss_of, alone(target.device))
     train(run, schedule, chosen, lambda sums, epoch, lr, norm: losses.append(round(sums.loss, 6)))
     return losses
 

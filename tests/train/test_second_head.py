@@ -23,8 +23,10 @@ from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.speculation.decode import Limits, Pair, decode_plainly, decode_speculatively  # noqa: E402
 from draftmill.speculation.walk import walk_answer  # noqa: E402
 from draftmill.train.anchors import draw_anchors  # noqa: E402
-from draftmill.train.batches import Batch, TargetFeatures, pack  # noqa: E402
+from draftmill.train.batches import Batch, pack  # noqa: E402
+from draftmill.train.features import TargetFeatures  # noqa: E402
 from draftmill.train.loop import LossOf, Schedule, train  # noqa: E402
+from draftmill.train.ranks import alone  # noqa: E402
 from draftmill.train.rows import PlannedRow  # noqa: E402
 from draftmill.train.samples import Sample  # noqa: E402
 from draftmill.train.start import drafter_shape, randomize  # noqa: E402
@@ -74,7 +76,9 @@ def go_on(target: Target) -> Callable[[RunState, int], list[float]]:
     def trained(run: RunState, num_steps: int) -> list[float]:
         losses: list[float] = []
         loss_of = LossOf(target, SETTINGS, (), attention_form("auto", run.drafter.shape, target.device))
-        schedule = Schedule(num_steps, lambda step: [PlannedRow(step, (0,), (16,))], batch_at, loss_of)
+        schedule = Schedule(
+            num_steps, lambda step: [PlannedRow(step, (0,), (16,))], batch_at, loss_of, alone(target.device)
+        )
         train(run, schedule, SETTINGS, lambda sums, epoch, lr, norm: losses.append(sums.loss))
         return losses
 

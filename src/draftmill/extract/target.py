@@ -4,6 +4,7 @@ Where they lie is the family's (`families.py`). A folder of a vision-language wr
 Weights stay in the precision they are served in: what transformers loads quantized is read quantized.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,25 +25,12 @@ HYBRID_PACKAGES = ("fla", "causal_conv1d")
 
 
 @dataclass(frozen=True)
-class Target:
-    """One loaded target; nothing in it takes gradients."""
+class Ends:
+    """Both ends of a target, frozen: what a drafter borrows to embed its blocks and to name its tokens."""
 
-    model: Pretrained
-    """The causal LM, in eval mode."""
-    backbone: nn.Module
-    """The decoder stack with embedding and final norm: what runs without the head."""
-    layers: nn.ModuleList
     embed: nn.Embedding
-    head: nn.Linear
     norm: nn.Module
-    config: PreTrainedConfig
-    """The text model's config."""
-    family: Family
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers."""
-        return len(self.layers)
+    head: nn.Linear
 
     @property
     def hidden_size(self) -> int:
@@ -53,6 +41,38 @@ class Target:
     def vocab_size(self) -> int:
         """Rows of the embedding table, which may be more than the tokenizer has tokens."""
         return self.embed.num_embeddings
+
+    @property
+    def device(self) -> torch.device:
+        """Where blocks are embedded."""
+        return self.embed.weight.device
+
+    def copied_to(self, device: torch.device) -> "Ends":
+        """Ends of their own on a device, without the layers between; tied ones stay one matrix."""
+        embed, norm, head = deepcopy((self.embed, self.norm, self.head))
+        moved = Ends(embed.to(device), norm.to(device), head.to(device))
+        if self.head.weight is self.embed.weight:
+            moved.head.weight = moved.embed.weight
+        return moved
+
+
+@dataclass(frozen=True)
+class Target(Ends):
+    """One loaded target; nothing in it takes gradients."""
+
+    model: Pretrained
+    """The causal LM, in eval mode."""
+    backbone: nn.Module
+    """The decoder stack with embedding and final norm: what runs without the head."""
+    layers: nn.ModuleList
+    config: PreTrainedConfig
+    """The text model's config."""
+    family: Family
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return len(self.layers)
 
     @property
     def rope_theta(self) -> float:
@@ -69,11 +89,6 @@ class Target:
     def max_positions(self) -> int:
         """Tokens in the target's window."""
         return int(self.config.max_position_embeddings)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the target computes."""
-        return self.embed.weight.device
 
 
 def load_target(folder: Path, dtype: torch.dtype = torch.float32) -> Target:

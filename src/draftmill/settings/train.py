@@ -106,6 +106,8 @@ class TrainSettings(RoomSettings):
     """Weight of a slot's KL divergence from the target's distribution (costs the target's last layers)."""
     tv_weight: float = Field(0.0, ge=0)
     """Weight of a slot's total variation from the target's distribution: 1 - its chance of acceptance when sampling."""
+    feature_noise: float = Field(0.0, ge=0)
+    """Standard deviation of Gaussian noise on the features in training, as a share of a sample's root mean square."""
     loss_vocab: Literal["all", "seen"] = "all"
     """Tokens the loss chooses among: the target's whole vocabulary, or those that occur in the set (an easier loss, for
     narrow text where the head dominates the cost of a step; drafting always chooses among all)."""
@@ -116,8 +118,21 @@ class TrainSettings(RoomSettings):
     """What target and drafter compute in; weights, moments and loss stay float32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes a CUDA device where there is one."""
+    placement: Literal["shared", "split"] = "shared"
+    """shared: every rank (process) holds target and drafter; split: target ranks read what drafter ranks learn from."""
+    ranks: int | None = Field(None, ge=1)
+    """Ranks of placement shared, started on this host; none: those that torchrun started, or one. Rows of a step are
+    dealt to them in turn, so rows_per_step should be a multiple."""
+    target_ranks: int = Field(1, ge=1)
+    """Ranks that hold the target in placement split."""
+    drafter_ranks: int = Field(1, ge=1)
+    """Ranks that hold the drafter in placement split; rows_per_step should be a multiple of them."""
+    in_flight_bytes: int = Field(1 << 30, ge=1)
+    """Hidden states that a rank may have on their way in placement split; one row's at least."""
+    rank_timeout_s: float = Field(1800, gt=0)
+    """How long a rank waits for another that lives and says nothing; one that ended is noticed at once."""
     threads: int = Field(1, ge=1)
-    """CPU threads; runs are equal bit for bit at the same number only."""
+    """CPU threads of each rank; runs are equal bit for bit at the same number only."""
     feature_cache_bytes: int = Field(0, ge=0)
     """Memory for target features of samples that will be visited again; 0: recompute them at every visit."""
 
@@ -125,6 +140,9 @@ class TrainSettings(RoomSettings):
     """Steps between checkpoints; the first (step 0) and the last are always kept."""
     keep_checkpoints: int = Field(3, ge=1)
     """How many of the newest checkpoints stay, beside step 0."""
+    store_patience_s: float = Field(600, ge=0)
+    """How long an object store that does not answer is waited for when a checkpoint is written; training goes on
+    meanwhile, until the next one is due."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between measurements of the acceptance length on eval_input, a multiple of save_every (and at the last
     step); none: no measurement while training. They change no weight."""
@@ -145,6 +163,9 @@ class TrainSettings(RoomSettings):
     """The gate refuses a set of which more than this share must be dropped."""
     min_agreement: float = Field(0.1, ge=0, le=1)
     """The gate refuses a set of whose answer tokens the target itself finds fewer than this share most likely."""
+    max_poisoned: int = Field(10, ge=0)
+    """Samples with hidden states that are not finite (nothing is learnt from them, the card lists them) before training
+    stops."""
     max_bad_steps: int = Field(5, ge=0)
     """Steps in a row with a loss or gradient that is not finite (each is skipped and counted) before training stops."""
 
@@ -157,6 +178,7 @@ class TrainSettings(RoomSettings):
             raise ValueError(f"num_sliding_layers {self.num_sliding_layers} of num_layers {self.num_layers}")
         if (self.num_sliding_layers > 0) != (self.sliding_window is not None):
             raise ValueError("sliding_window and num_sliding_layers go together: set both, or neither")
+        self._refuse_ranks_of_another_placement()
         if self.muon_lr is not None and self.optimizer != "muon":
             raise ValueError(f'muon_lr {self.muon_lr:g} goes with optimizer = "muon"; this run has {self.optimizer}')
         if self.eval_every is not None:
@@ -164,6 +186,14 @@ class TrainSettings(RoomSettings):
         if self.hard_weight + self.kl_weight + self.tv_weight == 0:
             raise ValueError("hard_weight, kl_weight and tv_weight are all 0: nothing would be learnt")
         return self
+
+    def _refuse_ranks_of_another_placement(self) -> None:
+        if self.placement == "split" and self.ranks is not None:
+            raise ValueError("ranks belongs to placement shared; placement split has target_ranks and drafter_ranks")
+        if self.placement == "shared" and (self.target_ranks, self.drafter_ranks) != (1, 1):
+            raise ValueError("target_ranks and drafter_ranks belong to placement split; placement shared has ranks")
+        if self.placement == "split" and self.eval_every is not None:
+            raise ValueError("eval_every decodes with target and drafter in one process: placement split has none such")
 
     def _refuse_evaluation_of_nothing(self, every: int) -> None:
         if not self.eval_input:

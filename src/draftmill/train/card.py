@@ -16,16 +16,17 @@ from draftmill.storage.provenance import Stopwatch, provenance
 from draftmill.storage.sets import SetReader
 from draftmill.storage.store import is_there, open_store, sha256_of
 from draftmill.train.data import TrainingData
-from draftmill.train.keep import Checkpoints
-from draftmill.train.metrics import MetricsLog
+from draftmill.train.logbook import Logbook
 from draftmill.train.start import RANDOM, TARGET
-from draftmill.train.state import RunState
 
 RECIPE_FILE = "recipe.json"
-# Where a run reads and writes, its memory, what its gate allows and what is measured do not change what it makes.
+# Where a run reads and writes, its memory, who does the work, what its gate allows and what is measured do not change
+# what it makes (but for the order of sums over several ranks, which is rounding).
 _NOT_IN_PLAN = {
     *("input", "output", "target", "device", "dry_run", "feature_cache_bytes"),
-    *("max_dropped_frac", "max_bad_steps", "min_agreement"),
+    *("max_dropped_frac", "max_bad_steps", "min_agreement", "max_poisoned"),
+    *("placement", "ranks", "target_ranks", "drafter_ranks", "in_flight_bytes", "rank_timeout_s"),
+    "store_patience_s",
     *("eval_every", "eval_input", "eval_decode_prompts", "eval_walk_prompts", "eval_max_new_tokens"),
     *("trackers", "tracker_project"),
 }
@@ -86,12 +87,11 @@ def _steps_done(settings: TrainSettings, plan: Plan) -> int:
     return max(set.intersection(*done), default=0)
 
 
-def card_of(
-    plan: Plan, data: TrainingData, state: RunState, checkpoints: Checkpoints, metrics: MetricsLog, watch: Stopwatch
-) -> Card:
+def card_of(plan: Plan, data: TrainingData, logbook: Logbook, watch: Stopwatch) -> Card:
     """The card of a finished run; samples are its rows."""
-    gated, shape = data.gated, state.drafter.shape
-    last = metrics.last(LAST_STEPS)
+    gated, state = data.gated, logbook.run
+    shape = state.drafter.shape
+    last = logbook.metrics.last(LAST_STEPS)
     content = {
         "rows_in": len(gated.kept) + len(gated.dropped),
         "rows": len(gated.kept),
@@ -101,6 +101,7 @@ def card_of(
         "dropped_rows": msgspec.to_builtins(gated.dropped),
         "num_steps": state.position.step,
         "num_bad_steps": state.position.num_bad,
+        "poisoned": list(state.position.poisoned),
         "num_parameters": sum(parameter.numel() for parameter in state.drafter.parameters()),
         "mask_id": shape.mask_id,
         "tap_ids": list(shape.tap_ids),
@@ -108,7 +109,7 @@ def card_of(
         **{f"final_{key}": _mean(record[key] for record in last) for key in ("loss", "acceptance", "slot1_accuracy")},
         "checkpoints": [
             {"step": m.step, "marker": f"{step_folder(m.step)}/{MARKER_FILE}", "files": msgspec.to_builtins(m.files)}
-            for m in checkpoints.markers()
+            for m in logbook.checkpoints.markers()
         ],
     }
     return make_card("train", plan, (), content, provenance(watch))

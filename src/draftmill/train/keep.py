@@ -1,18 +1,32 @@
-"""Checkpoints of one run in all its stores: which ones stay, where a rerun goes on."""
+"""Checkpoints of one run in all its stores: which ones stay, where a rerun goes on.
+
+A checkpoint that is due is copied in memory and written behind the loop's back. A run that is stopped between two of
+them leaves one more on local disk; the next start goes on from the newest that is whole anywhere, and gives it to every
+store that lacks it.
+"""
 
 import logging
-from dataclasses import dataclass
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from draftmill.contracts.errors import StorageError
+from draftmill.storage.cache import cache_folder
 from draftmill.storage.checkpoints import (
     Marker,
     find_marker,
+    holds_checkpoint,
     put_checkpoint,
     read_checkpoint,
     remove_checkpoints,
     steps_on,
 )
-from draftmill.storage.store import Store
+from draftmill.storage.patience import Patience, patiently
+from draftmill.storage.store import Store, open_store
+from draftmill.train.behind import Behind
+from draftmill.train.metrics import METRICS_FILE
 from draftmill.train.state import RunState
 
 log = logging.getLogger(__name__)
@@ -27,36 +41,93 @@ class Checkpoints:
     num_steps: int
     save_every: int
     keep: int
+    patience_s: float
+    """How long a store that does not answer is asked again."""
+    behind: Behind = field(default_factory=Behind)
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is written when `step` steps are done."""
         return step % self.save_every == 0 or step == self.num_steps
 
     def kept(self, step: int) -> set[int]:
-        """The steps whose checkpoints stand when `step` steps are done: step 0 and the newest `keep`."""
+        """The steps whose checkpoints stand when the one of `step` is there: step 0, the newest `keep` due, and it."""
         due = [s for s in range(0, step + 1) if self.is_due(s)]
-        return {0, *due[-self.keep :]}
+        return {0, *due[-self.keep :], step}
 
-    def save(self, run: RunState) -> None:
-        """Writes the checkpoint of where the run stands, then removes those that need not be kept."""
-        put_checkpoint(self.stores, run.position.step, self.plan, run.files())
-        self.prune(run.position.step)
+    def start(self, run: RunState) -> None:
+        """Puts `run` where its newest checkpoint stands; a new run gets its first one."""
+        if not self.resume(run):
+            self.save(run, b"")
+            self.behind.settle()
 
-    def prune(self, step: int) -> None:
-        """Leaves what is kept when `step` steps are done, and nothing else."""
+    def save(self, run: RunState, metrics: bytes) -> None:
+        """Takes the checkpoint of where the run stands, and has it written; waits for the one before.
+
+        Where a store has gone, training goes on until the next checkpoint is due, or `patience_s` are over.
+        """
+        self.behind.do(partial(self._write, run.position.step, run.files(), metrics))
+
+    def _write(self, step: int, files: dict[str, bytes], metrics: bytes) -> None:
+        """Log first and marker last; then older checkpoints go. Newer ones are another thread's."""
         for store in self.stores:
-            remove_checkpoints(store, [s for s in steps_on(store) if s not in self.kept(step)])
+            if store.folder is None:  # local folders have every line at once
+                self._patiently(store, partial(store.put, METRICS_FILE, metrics))
+            self._patiently(store, partial(put_checkpoint, (store,), step, self.plan, files))
+        for store in self.stores:
+            self._patiently(store, partial(self._prune, store, step, step))
+
+    def _patiently(self, store: Store, job: Callable[[], None]) -> None:
+        patiently(job, store.url, Patience(self.patience_s))
+
+    def _prune(self, store: Store, step: int, until: int) -> None:
+        remove_checkpoints(store, [s for s in steps_on(store) if s < until and s not in self.kept(step)])
+
+    def leave(self, run: RunState, metrics: bytes) -> None:
+        """Writes where a run that is being stopped stands to local disk: the run's own folder, or else the cache."""
+        place = next((store for store in self.stores if store.folder is not None), None)
+        try:
+            if place is None:
+                place = open_store(str(self._left), create=True)
+                place.put(METRICS_FILE, metrics)
+            put_checkpoint((place,), run.position.step, self.plan, run.files())
+        except StorageError as error:
+            log.warning("step %d could not be kept, an older checkpoint stands: %s", run.position.step, error)
+        else:
+            log.info("stopped at step %d, which is kept in %s", run.position.step, place.url)
+
+    @property
+    def _left(self) -> Path:
+        """Where this host keeps what a run without a local output has left."""
+        return cache_folder() / "stopped" / self.plan
 
     def resume(self, run: RunState) -> bool:
-        """Puts `run` where its newest checkpoint stands that is whole in every store; False where there is none."""
-        for step in sorted(set.intersection(*(set(steps_on(store)) for store in self.stores)), reverse=True):
-            files = self._whole(step)
-            if files is not None:
-                run.restore(files)
-                self.prune(step)
-                return True
+        """Puts `run` where its newest checkpoint stands that is whole somewhere; False where there is none.
+
+        Afterwards every store holds it, and none holds a newer one.
+        """
+        left = (open_store(str(self._left)),) if self._left.is_dir() else ()
+        # Local folders first: what lies there need not be fetched.
+        places = sorted((*self.stores, *left), key=lambda place: place.folder is None)
+        for step in sorted({step for place in places for step in steps_on(place)}, reverse=True):
+            for place in places:
+                if (files := self._read(place, step)) is not None:
+                    run.restore(files)
+                    self._share(place, step, files)
+                    return True
             log.warning("checkpoint of step %d is incomplete or another run's; looking for an older one", step)
         return False
+
+    def _share(self, place: Store, step: int, files: dict[str, bytes]) -> None:
+        """Gives a checkpoint, and the log that led to it, to every store that lacks it."""
+        metrics, marker = place.find(METRICS_FILE), find_marker(place, step)
+        assert marker is not None, "it was read a moment ago"
+        for store in self.stores:
+            if not holds_checkpoint(store, marker):
+                put_checkpoint((store,), step, self.plan, files)
+            if metrics is not None and store != place:
+                store.put(METRICS_FILE, metrics)
+            self._prune(store, step, until=self.num_steps + 1)
+        shutil.rmtree(self._left, ignore_errors=True)
 
     def markers(self) -> list[Marker]:
         """The markers of all kept checkpoints of the finished run, ascending."""
@@ -65,11 +136,7 @@ class Checkpoints:
             raise StorageError(f"{self.stores[0].url}: a checkpoint was removed while the run went on; run it again")
         return [marker for marker in found if marker is not None]
 
-    def _whole(self, step: int) -> dict[str, bytes] | None:
-        """The files of a step's checkpoint, if every store holds it whole and it belongs to this run's plan."""
-        found = [self._read(store, step) for store in self.stores]
-        return None if None in found else found[0]
-
     def _read(self, store: Store, step: int) -> dict[str, bytes] | None:
+        """The files of a step's checkpoint, if the store holds it whole and it belongs to this run's plan."""
         marker = find_marker(store, step)
         return read_checkpoint(store, marker) if marker is not None and marker.plan == self.plan else None

@@ -27,6 +27,7 @@ class Logbook:
 
     def after_step(self, sums: StepSums, epoch: int, lr: float, grad_norm: float) -> None:
         """Tells of the step that was just made."""
+        self.checkpoints.behind.check()
         step = self.run.position.step
         self.progress.advance(1, sums.note)
         record = sums.record(step=step, epoch=epoch, lr=lr, grad_norm=grad_norm)
@@ -38,8 +39,7 @@ class Logbook:
         for tracker in self.trackers:
             tracker.log(step, figures_of(record))
         if self.checkpoints.is_due(step):
-            self.metrics.publish()
-            self.checkpoints.save(self.run)
+            self.checkpoints.save(self.run, self.metrics.whole)
 
 
 @contextmanager

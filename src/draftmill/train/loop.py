@@ -1,5 +1,6 @@
 """The loop: one counter, batches a pure function of it, one mean over the whole step however it was cut."""
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from draftmill.contracts.errors import DraftmillError
-from draftmill.extract.target import Target
+from draftmill.extract.target import Ends
 from draftmill.model.drafter import Drafter
 from draftmill.model.forms import AttentionForm
 from draftmill.model.loss import BlockLoss, LossRule, Truth
@@ -16,20 +17,27 @@ from draftmill.model.vocabulary import Objective
 from draftmill.settings.train import TrainSettings
 from draftmill.train.batches import Batch
 from draftmill.train.metrics import StepSums
+from draftmill.train.ranks import Ranks
 from draftmill.train.rows import PlannedRow
 from draftmill.train.schedule import lr_at
 from draftmill.train.state import RunState
+
+log = logging.getLogger(__name__)
 
 
 class DivergedError(DraftmillError, ArithmeticError):
     """Loss or gradients were not finite for too many steps in a row."""
 
 
+class PoisonedError(DraftmillError, ArithmeticError):
+    """The target's states of too many samples were not finite."""
+
+
 class LossOf:
     """The loss of one batch: what the target lends, how slots are weighted, what is computed in which dtype."""
 
     def __init__(
-        self, target: Target, settings: TrainSettings, seen_ids: Sequence[int], attention: AttentionForm
+        self, target: Ends, settings: TrainSettings, seen_ids: Sequence[int], attention: AttentionForm
     ) -> None:
         self._attention = attention
         self._embed = target.embed
@@ -64,12 +72,13 @@ class LossOf:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long a run is, and which rows each of its steps takes."""
+    """How long a run is, which rows each of its steps takes, and which of them are this rank's."""
 
     num_steps: int
     micros_of: Callable[[int], list[PlannedRow]]
     batch_at: Callable[[PlannedRow], Batch]
     loss_of: Callable[[Drafter, Batch], BlockLoss]
+    ranks: Ranks
 
 
 AfterStep = Callable[[StepSums, int, float, float], None]
@@ -77,22 +86,28 @@ AfterStep = Callable[[StepSums, int, float, float], None]
 
 def train(run: RunState, schedule: Schedule, settings: TrainSettings, after_step: AfterStep) -> None:
     """Trains from where `run` stands to the end; `after_step` is told sums, epoch, learning rate, gradient norm."""
+    parameters, ranks, epoch = list(run.drafter.parameters()), schedule.ranks, 0
     while run.position.step < schedule.num_steps:
         sums = StepSums.empty(run.drafter.shape.block_size - 1)
         with sums.timing("waiting"):
             rows = schedule.micros_of(run.position.step)
-        lr = lr_at(run.position.step, schedule.num_steps, settings)
-        for row in rows:
-            with sums.timing("target"):
-                batch = schedule.batch_at(row)
+        if rows[-1].epoch > epoch:
+            ranks.check_equal(parameters)
+        epoch, lr = rows[-1].epoch, lr_at(run.position.step, schedule.num_steps, settings)
+        for row in ranks.own(rows):
+            batch = schedule.batch_at(row)
             with sums.timing("drafter"):
                 loss = schedule.loss_of(run.drafter, batch)
                 loss.nats.backward()
             sums.add(batch, loss)
         with sums.timing("optimizer"):
+            ranks.add_gradients(parameters)
+        sums = ranks.add_figures(sums)
+        with sums.timing("optimizer"):
             grad_norm = update(run, sums, lr, settings)
         run.position.step += 1
-        after_step(sums, rows[-1].epoch, lr, grad_norm)
+        after_step(sums, epoch, lr, grad_norm)
+    ranks.check_equal(parameters)
 
 
 def update(run: RunState, sums: StepSums, lr: float, settings: TrainSettings) -> float:
@@ -100,6 +115,7 @@ def update(run: RunState, sums: StepSums, lr: float, settings: TrainSettings) ->
 
     A step whose loss or gradient is not finite moves nothing; DivergedError after `max_bad_steps` of them in a row.
     """
+    _list_poisoned(run, sums.poisoned, settings.max_poisoned)
     parameters = list(run.drafter.parameters())
     for parameter in parameters:
         assert parameter.grad is not None, "every parameter of the drafter takes part"
@@ -122,4 +138,17 @@ def _count_bad(run: RunState, sums: StepSums, grad_norm: float, max_bad_steps: i
             f"step {run.position.step + 1}: loss {sums.loss}, gradient norm {grad_norm}, not finite for "
             f"{run.position.bad_in_a_row} steps in a row (max_bad_steps {max_bad_steps}): lower lr, lengthen the "
             "warm-up, or compute in float32; the checkpoints so far stay"
+        )
+
+
+def _list_poisoned(run: RunState, found: Sequence[str], max_poisoned: int) -> None:
+    """Names samples whose states are not finite, each once; PoisonedError where there are more than may be."""
+    if new := sorted(set(found) - set(run.position.poisoned)):
+        log.warning("the target's states of %s are not finite: nothing is learnt from them", ", ".join(new))
+        run.position.poisoned += tuple(new)
+    if len(run.position.poisoned) > max_poisoned:
+        raise PoisonedError(
+            f"step {run.position.step + 1}: the target's states of {len(run.position.poisoned)} samples are not finite "
+            f"(max_poisoned {max_poisoned}): {', '.join(run.position.poisoned[:5])}, …; compute in another dtype, or "
+            "look at these samples with draftmill inspect"
         )

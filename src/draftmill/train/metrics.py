@@ -19,8 +19,13 @@ from draftmill.storage.store import Store
 from draftmill.train.batches import Batch
 
 METRICS_FILE = "metrics.jsonl"
-# Waiting: for the plan of the step, and where others make the states, for these.
-PHASES = ("target", "drafter", "optimizer", "waiting")
+# Waiting: for the plan of the step, and where others make the states, for these. Held: a target rank, for room to put
+# them. The two sides of placement split have clocks of their own.
+DRAFTER_PHASES = ("drafter", "optimizer", "waiting")
+TARGET_PHASES = ("target", "held")
+PHASES = (*TARGET_PHASES, *DRAFTER_PHASES)
+# Where one side stands idle for longer than this share of a step, it waits for the other.
+IDLE_FRAC = 0.1
 _RSS_UNIT_BYTES = 1024  # what Linux counts resident memory in
 
 
@@ -35,11 +40,19 @@ class StepSums:
     slots: int = 0
     emitted: int = 0
     ranks: int = 1
+    target_ranks: int = 0
+    """Ranks that do nothing but read with the target; 0: the others do it themselves. Not a sum."""
+    in_flight_bytes: int = 0
+    """Over all rows, what their target rank had on its way when it sent their states."""
+    rows: int = 0
+    num_poisoned: int = 0
+    poisoned: list[str] = field(default_factory=list)
+    """Samples that nothing was learnt from, because their states are not finite; this rank's alone."""
     correct_J: list[int] = field(default_factory=list)
     """For every drafted slot of a block, how often its most likely token was the label, and how often there was one."""
     supervised_J: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    """What each phase took."""
+    """What each phase took, of all ranks that have it."""
 
     @staticmethod
     def empty(num_drafted: int) -> "StepSums":
@@ -48,10 +61,10 @@ class StepSums:
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
-        """Adds the time spent inside to a phase."""
+        """Adds the time spent inside to a phase; sums of several ranks stand for all of them."""
         start = time.perf_counter()
         yield
-        self.seconds[phase] += time.perf_counter() - start
+        self.seconds[phase] += self.ranks * (time.perf_counter() - start)
 
     def add(self, batch: Batch, loss: BlockLoss) -> None:
         """Adds one micro-batch; its figures leave the device together, in float64."""
@@ -70,16 +83,27 @@ class StepSums:
         num_drafted = len(self.correct_J)
         self.correct_J = _added(self.correct_J, slot_counts[:num_drafted])
         self.supervised_J = _added(self.supervised_J, slot_counts[num_drafted:])
+        self._add_toll(batch)
+
+    def _add_toll(self, batch: Batch) -> None:
+        self.rows += 1
+        self.seconds["target"] += batch.toll.target_s
+        self.seconds["waiting"] += batch.toll.waiting_s
+        self.seconds["held"] += batch.toll.held_s
+        self.in_flight_bytes += batch.toll.in_flight_bytes
+        self.poisoned += batch.poisoned
+        self.num_poisoned += len(batch.poisoned)
 
     def values(self) -> list[float]:
         """All sums in one flat list of fixed length, so that ranks add theirs in a single reduction (in float64)."""
         scalars = (self.nats, self.weight, self.tokens, self.blocks, self.slots, self.emitted, self.ranks)
-        return [*scalars, *self.correct_J, *self.supervised_J, *self.seconds.values()]
+        flow = (self.in_flight_bytes, self.rows, self.num_poisoned)
+        return [*scalars, *flow, *self.correct_J, *self.supervised_J, *self.seconds.values()]
 
     @staticmethod
     def of_values(values: Sequence[float], num_drafted: int) -> "StepSums":
         """The sums that `values` lists, or those of several ranks, added up place by place."""
-        nats, weight, tokens, blocks, slots, emitted, ranks, *rest = values
+        nats, weight, tokens, blocks, slots, emitted, ranks, in_flight_bytes, rows, num_poisoned, *rest = values
         counts = [int(count) for count in rest[: 2 * num_drafted]]
         return StepSums(
             nats=nats,
@@ -89,6 +113,9 @@ class StepSums:
             slots=int(slots),
             emitted=int(emitted),
             ranks=int(ranks),
+            in_flight_bytes=int(in_flight_bytes),
+            rows=int(rows),
+            num_poisoned=int(num_poisoned),
             correct_J=counts[:num_drafted],
             supervised_J=counts[num_drafted:],
             seconds=dict(zip(PHASES, rest[2 * num_drafted :], strict=True)),
@@ -99,13 +126,41 @@ class StepSums:
         """Mean weighted cross-entropy of the step, nats."""
         return self.nats / self.weight if self.weight else 0.0
 
+    @property
+    def wall_s(self) -> float:
+        """Seconds of the step: the mean of the ranks that make it."""
+        phases = DRAFTER_PHASES if self.target_ranks else PHASES
+        return max(sum(self.seconds[phase] for phase in phases) / self.ranks, 1e-9)
+
+    def frac(self, phase: str) -> float:
+        """A phase's share of the time of the ranks that have it."""
+        ranks = self.target_ranks if self.target_ranks and phase in TARGET_PHASES else self.ranks
+        return self.seconds[phase] / (self.wall_s * ranks)
+
+    def balance(self) -> dict[str, Any]:
+        """Placement split: what waits for what, and which side should be given more ranks."""
+        grow = None
+        if self.frac("waiting") > IDLE_FRAC:
+            grow = "target"
+        elif self.frac("held") > IDLE_FRAC:
+            grow = "drafter"
+        in_flight = self.in_flight_bytes // max(self.rows, 1)
+        return {"held_frac": round(self.frac("held"), 3), "in_flight_bytes": in_flight, "grow": grow}
+
     def note(self) -> str:
         """The step as progress shows it."""
-        return f"loss {self.loss:.3f}  acceptance ~{self.emitted / max(self.blocks, 1):.2f}"
+        learnt = f"loss {self.loss:.3f}  acceptance ~{self.emitted / max(self.blocks, 1):.2f}"
+        if not self.target_ranks:
+            return learnt
+        balance = self.balance()
+        busy = f"target busy {self.frac('target'):.0%}  drafter busy {self.frac('drafter'):.0%}"
+        waits = f"waiting {self.frac('waiting'):.0%}  in flight {balance['in_flight_bytes'] / 1e6:,.1f} MB"
+        return f"{learnt}  {busy}  {waits}" + (
+            f"  (more {balance['grow']} ranks would help)" if balance["grow"] else ""
+        )
 
     def record(self, *, step: int, epoch: int, lr: float, grad_norm: float) -> dict[str, Any]:
         """The step's line; a loss or norm that is not finite is written as null."""
-        total_s = max(sum(self.seconds.values()), 1e-9)
         return {
             "step": step,
             "epoch": epoch,
@@ -120,8 +175,9 @@ class StepSums:
             ],
             "tokens": self.tokens,
             "slots": self.slots,
-            "tokens_per_s": round(self.tokens * self.ranks / total_s, 1),
-            **{f"{phase}_frac": round(self.seconds[phase] / total_s, 3) for phase in PHASES},
+            "tokens_per_s": round(self.tokens / self.wall_s, 1),
+            **{f"{phase}_frac": round(self.frac(phase), 3) for phase in DRAFTER_PHASES + TARGET_PHASES[:1]},
+            **(self.balance() if self.target_ranks else {}),
         }
 
 
@@ -143,7 +199,7 @@ class MetricsLog:
         """Takes up the log of a run that stands at `step`: later lines, and a torn one, are cut off."""
         self._stores = stores
         self.lines = _lines_until(stores[0].find(METRICS_FILE) or b"", step)
-        self.publish()
+        self._publish()
 
     def append(self, record: dict[str, Any]) -> None:
         """Adds the line of a step."""
@@ -154,10 +210,15 @@ class MetricsLog:
                 with (store.folder / METRICS_FILE).open("ab") as stream:
                     stream.write(line)
 
-    def publish(self) -> None:
+    @property
+    def whole(self) -> bytes:
+        """The log so far, as it is written."""
+        return b"".join(self.lines)
+
+    def _publish(self) -> None:
         """Writes the whole log to every store."""
         for store in self._stores:
-            store.put(METRICS_FILE, b"".join(self.lines))
+            store.put(METRICS_FILE, self.whole)
 
     def records(self) -> list[dict[str, Any]]:
         """The records of all steps so far."""

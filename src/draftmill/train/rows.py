@@ -23,6 +23,8 @@ class PlannedRow:
     counts: tuple[int, ...]
     draw: int = 0
     """Which draw of anchors of this visit."""
+    index: int = 0
+    """Its number in the stream of rows over all epochs: what says which ranks it belongs to."""
 
 
 class RowPlan:
@@ -36,7 +38,7 @@ class RowPlan:
         self._rows_per_step = settings.rows_per_step
         self._draws = settings.draws_per_pass
         self._starts = [0]
-        self._packed: tuple[int, list[PlannedRow]] = (-1, [])
+        self._packed: dict[int, list[PlannedRow]] = {}
 
     def num_steps(self, num_epochs: int) -> int:
         """Steps in which every sample is visited `num_epochs` times; the last ones may begin another pass."""
@@ -48,7 +50,9 @@ class RowPlan:
         """The rows of step `step`, counted from 0."""
         group, draw = divmod(step, self._draws)
         first = group * self._rows_per_step
-        return [replace(self._row(index), draw=draw) for index in range(first, first + self._rows_per_step)]
+        return [
+            replace(self._row(index), draw=draw, index=index) for index in range(first, first + self._rows_per_step)
+        ]
 
     def _row(self, index: int) -> PlannedRow:
         epoch = bisect_right(self._starts, index) - 1
@@ -57,11 +61,12 @@ class RowPlan:
         return self._rows(epoch)[index - self._starts[epoch]]
 
     def _rows(self, epoch: int) -> list[PlannedRow]:
-        if self._packed[0] != epoch:
-            self._packed = (epoch, list(self._pack(epoch)))
+        if epoch not in self._packed:  # at an epoch's border who looks ahead stands in two
+            self._packed = {e: rows for e, rows in self._packed.items() if abs(e - epoch) == 1}
+            self._packed[epoch] = list(self._pack(epoch))
         if epoch + 1 == len(self._starts):
-            self._starts.append(self._starts[epoch] + len(self._packed[1]))
-        return self._packed[1]
+            self._starts.append(self._starts[epoch] + len(self._packed[epoch]))
+        return self._packed[epoch]
 
     def _pack(self, epoch: int) -> Iterator[PlannedRow]:
         samples: list[int] = []

@@ -24,6 +24,8 @@ class Position(msgspec.Struct, kw_only=True):
     num_bad: int = 0
     """Steps skipped for a loss or gradient that was not finite."""
     bad_in_a_row: int = 0
+    poisoned: tuple[str, ...] = ()
+    """Samples that nothing was learnt from, because their states were not finite, in the order they were met."""
 
 
 @dataclass

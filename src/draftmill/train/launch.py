@@ -1,0 +1,169 @@
+"""Starts the ranks of a run on this host, and sees to it that they end together.
+
+Ranks are forked from a server process that has loaded torch once and done nothing else, and find the same environment
+that torchrun gives (RANK, WORLD_SIZE, a store at MASTER_ADDR), so that several hosts by torchrun are the same to them.
+When one ends badly the others are asked to end, then ended; the first to fall is the one that is named.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.multiprocessing.spawn import ProcessContext, ProcessException, start_processes
+
+from draftmill.contracts.errors import EXIT_FAILED, EXIT_INTERRUPTED, DraftmillError
+from draftmill.settings.train import TrainSettings
+from draftmill.train.ranks import Layout, RankLostError
+
+METHOD = "forkserver"
+# What every rank would import for itself when it loads its target: 5 CPU-seconds each.
+PRELOADED = ("transformers.modeling_utils", "transformers.masking_utils", "transformers.generation.utils")
+HOST = "127.0.0.1"
+# A rank that is asked to end may be writing a checkpoint (30 s are torch's own limit where another rank has failed).
+LAST_WORDS_S = 45.0
+_SIGNALLED = (-signal.SIGTERM, -signal.SIGINT)
+
+Story = Callable[[TrainSettings], dict[str, Any]]
+
+
+class RankFailedError(DraftmillError):
+    """One of the ranks ended badly; exits as that rank would have by itself."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What every rank is started with."""
+
+    story: Story
+    settings: TrainSettings
+    layout: Layout
+    environment: dict[str, str]
+    outcomes: Path
+
+
+class _Outcome(msgspec.Struct):
+    """How a rank ended, where it could say so."""
+
+    card: dict[str, Any] | None = None
+    error: str = ""
+    exit_code: int = 0
+    is_lost: bool = False
+    """Whether it only ended because another one had."""
+
+
+def start_ranks(story: Story, settings: TrainSettings, layout: Layout) -> dict[str, Any]:
+    """Runs `story` in every rank of the layout; rank 0's card. RankFailedError naming the rank that failed first."""
+    server = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    multiprocessing.get_context(METHOD).set_forkserver_preload([story.__module__, *PRELOADED])
+    with TemporaryDirectory(prefix="draftmill-ranks-") as outcomes:
+        call = _Call(story, settings, layout, _environment(layout, server.port), Path(outcomes))
+        context = start_processes(_be_rank, (call,), layout.world, join=False, start_method=METHOD)
+        assert context is not None
+        processes: list[BaseProcess] = context.processes  # pyright: ignore[reportAssignmentType]
+        try:
+            _wait(context)
+        except ProcessException as error:
+            ended = [process.exitcode or 0 for process in processes]
+            raise _culprit(call, ended, error.error_index) from error
+        except BaseException:
+            _end(processes)
+            raise
+        card = _outcome(call, 0).card
+    assert card is not None, "rank 0 ended well"
+    return card
+
+
+def _environment(layout: Layout, port: int) -> dict[str, str]:
+    """What torchrun would set, over all that this process has: the server's own environment may be older."""
+    loopback = {} if "GLOO_SOCKET_IFNAME" in os.environ else {"GLOO_SOCKET_IFNAME": "lo"}
+    return {
+        **os.environ,
+        **loopback,
+        "MASTER_ADDR": HOST,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(layout.world),
+        "LOCAL_WORLD_SIZE": str(layout.world),
+        # The store is this process's, and outlives any rank.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def _wait(context: ProcessContext) -> None:
+    while not context.join():
+        pass
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
+    """Asks the ranks to end, and ends those that do not."""
+    for process in processes:
+        process.terminate()
+    until = time.monotonic() + LAST_WORDS_S
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+def _culprit(call: _Call, ended: Sequence[int], first: int) -> RankFailedError:
+    """The rank that ended of its own account: killed from outside, or failed while all others were there.
+
+    `first` is the one whose end was noticed first, which may be one that had merely lost another.
+    """
+    lost = [_outcome(call, rank).is_lost for rank in range(len(ended))]
+    failed = [rank for rank, code in enumerate(ended) if code > 0 and not lost[rank]]
+    # Those that do not heed SIGTERM are killed in the end: only where nobody failed did a kill come from outside.
+    killed = [rank for rank, code in enumerate(ended) if code < 0 and code not in _SIGNALLED]
+    rank = first if not lost[first] else next(iter([*failed, *killed]), first)
+    name, outcome = call.layout.name(rank), _outcome(call, rank)
+    if outcome.error:
+        return RankFailedError(f"{name}: {outcome.error}", outcome.exit_code)
+    code = ended[rank]
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} (see above)"
+    return RankFailedError(
+        f"{name} {how}, and the others were ended with it; what is published stays, run the same command again to go on"
+    )
+
+
+def _outcome(call: _Call, rank: int) -> _Outcome:
+    with suppress(FileNotFoundError):
+        return msgspec.json.decode((call.outcomes / str(rank)).read_bytes(), type=_Outcome)
+    return _Outcome()
+
+
+def _be_rank(rank: int, call: _Call) -> None:
+    """One rank, from start to end, in a process of its own."""
+    os.environ.update(call.environment, RANK=str(rank), LOCAL_RANK=str(rank))
+    # Until there is something to keep, a rank that is asked to end does so at once, whatever it waits for.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        outcome = _Outcome(card=call.story(call.settings))
+    except DraftmillError as error:
+        outcome = _Outcome(error=str(error), exit_code=error.exit_code, is_lost=isinstance(error, RankLostError))
+    except KeyboardInterrupt:
+        outcome = _Outcome(error="interrupted", exit_code=EXIT_INTERRUPTED, is_lost=True)
+    except Exception:
+        traceback.print_exc()
+        raise
+    (call.outcomes / str(rank)).write_bytes(msgspec.json.encode(outcome))
+    sys.stderr.flush()
+    if outcome.exit_code:
+        # Not sys.exit: what torch keeps for ranks that are gone would be waited for.
+        os._exit(outcome.exit_code)

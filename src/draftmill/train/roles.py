@@ -1,0 +1,210 @@
+"""What a rank does in a run: reads with the target, trains the drafter, or both."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from draftmill.extract.agreement import check_target
+from draftmill.extract.taps import TapReader, check_taps
+from draftmill.extract.target import Ends, Target, load_target, refuse_slow_hybrid
+from draftmill.model.drafter import Drafter
+from draftmill.model.forms import attention_form
+from draftmill.model.shape import DrafterShape
+from draftmill.settings.train import TrainSettings
+from draftmill.train.batches import Batches, BatchRule
+from draftmill.train.data import TrainingData
+from draftmill.train.features import OwnTarget, RowSource, TargetFeatures
+from draftmill.train.held_out import HeldOut
+from draftmill.train.interruption import Stop, StoppedError, listening
+from draftmill.train.keep import Checkpoints
+from draftmill.train.logbook import Logbook, open_logbook
+from draftmill.train.loop import LossOf, Schedule, train
+from draftmill.train.ranks import RankLostError, Ranks
+from draftmill.train.start import initial_drafter, tap_ids_of
+from draftmill.train.state import RunState, new_run
+from draftmill.train.transit import Arriving, Inbox, Outbox, Supply, Traffic
+
+# Samples that the target itself is asked about before anything is learnt from them.
+NUM_CHECKED = 2
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all ranks of a run are told, each by its own reading."""
+
+    settings: TrainSettings
+    data: TrainingData
+    folder: Path
+    """The target's."""
+    ranks: Ranks
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long another rank is waited for."""
+        return timedelta(seconds=self.settings.rank_timeout_s)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the target computes in, and hands on."""
+        return DTYPES[self.settings.compute_dtype]
+
+
+@dataclass(frozen=True)
+class Loan:
+    """What a drafter rank has of the target before its first step."""
+
+    ends: Ends
+    drafter: Drafter
+
+    def copied_to(self, device: torch.device) -> "Loan":
+        """Everything on another device."""
+        return Loan(self.ends.copied_to(device), self.drafter.to(device))
+
+
+def take_part(job: Job, checkpoints: Checkpoints | None) -> Logbook | None:
+    """Does this rank's part from start to end; the logbook, on the rank that keeps one (and has `checkpoints`)."""
+    ranks = job.ranks
+    if not ranks.has_target:
+        return _learn(job, ranks.borrow().copied_to(ranks.device), None, checkpoints)
+    target = open_target(job)
+    if ranks.is_first_target:
+        refuse_unfit(job, target)
+    if ranks.has_drafter:
+        return _learn(job, _loan(job, target), target, checkpoints)
+    if ranks.is_first_target:
+        ranks.lend(_loan(job, target).copied_to(torch.device("cpu")))
+    _read_for_others(job, target)
+    return None
+
+
+def open_target(job: Job) -> Target:
+    """The frozen target where and as it computes."""
+    target = load_target(job.folder, dtype=job.dtype)
+    refuse_slow_hybrid(target, job.ranks.device)
+    nn.Module.to(target.model, job.ranks.device)
+    return target
+
+
+def refuse_unfit(job: Job, target: Target) -> None:
+    """An error where the target is not what the set was made for, or is not read where it should be."""
+    texts = job.data.first_texts(NUM_CHECKED)
+    check_taps(_reader(job, target), torch.tensor([texts[0].token_ids], device=target.device))
+    check_target(target, texts, job.settings.min_agreement)
+
+
+def _reader(job: Job, target: Target) -> TapReader:
+    return TapReader(target, tap_ids_of(target, job.settings), has_last=job.settings.needs_last_state)
+
+
+def _loan(job: Job, target: Target) -> Loan:
+    return Loan(target, initial_drafter(target, job.settings, job.data.mask_id))
+
+
+def _read_for_others(job: Job, target: Target) -> None:
+    traffic = _traffic(job, target.hidden_size, _first_step(job.ranks, None))
+    outbox = Outbox(job.ranks, job.settings.in_flight_bytes, job.timeout)
+    with listening() as stop:
+        Supply(job.ranks, traffic, job.data.samples, _own_target(job, target)).run(outbox, stop)
+
+
+def _own_target(job: Job, target: Target) -> OwnTarget:
+    sizes = {"max_tokens": job.settings.max_tokens, "cache_bytes": job.settings.feature_cache_bytes}
+    return OwnTarget(TargetFeatures(_reader(job, target), target.device, **sizes))
+
+
+def _learn(job: Job, loan: Loan, target: Target | None, checkpoints: Checkpoints | None) -> Logbook | None:
+    state = new_run(loan.drafter, job.settings)
+    if checkpoints is not None:
+        checkpoints.start(state)
+    _agree(job.ranks, state)
+    first_step = _first_step(job.ranks, state)
+    source = _arriving(job, loan.ends, first_step) if target is None else _own_target(job, target)
+    schedule = schedule_of(job, source, loan.ends, state.drafter.shape)
+    with listening() as stop:
+        if checkpoints is None:
+            train(state, schedule, job.settings, stop.then(_tell_nobody))
+            return None
+        with open_logbook(state, checkpoints, _held_out(job, target), job.settings) as logbook, _leaving(logbook, stop):
+            train(state, schedule, job.settings, stop.then(logbook.after_step))
+            checkpoints.behind.settle()
+        return logbook
+
+
+@contextmanager
+def _leaving(logbook: Logbook, stop: Stop) -> Iterator[None]:
+    """A run that is stopped, or loses another rank, between two steps loses nothing: it leaves a checkpoint there."""
+    try:
+        yield
+    except (StoppedError, RankLostError) as error:
+        logbook.checkpoints.leave(logbook.run, logbook.metrics.whole)
+        if stop.is_asked:  # the others were stopped too, and were faster
+            raise StoppedError from error
+        raise
+
+
+def _held_out(job: Job, target: Target | None) -> HeldOut | None:
+    if not job.data.held_out:
+        return None
+    assert target is not None, "settings refuse to measure where there is no target"
+    return HeldOut(target, job.data.held_out, job.data.stop_ids, job.settings)
+
+
+def _agree(ranks: Ranks, state: RunState) -> None:
+    """Drafter ranks stand where rank 0 stands."""
+    if ranks.layout.num_drafters > 1:
+        files = ranks.share_files(state.files() if ranks.is_writer else None)
+        if not ranks.is_writer:
+            state.restore(files)
+
+
+def _first_step(ranks: Ranks, state: RunState | None) -> int:
+    """Where the run goes on, as rank 0 knows."""
+    step = ranks.tell(None if state is None else state.position.step)
+    assert step is not None
+    return step
+
+
+def _arriving(job: Job, ends: Ends, first_step: int) -> Arriving:
+    traffic = _traffic(job, ends.hidden_size, first_step)
+    num_features = traffic.width - (ends.hidden_size if job.settings.needs_last_state else 0)
+    inbox = Inbox(job.ranks, traffic, job.settings.in_flight_bytes, job.timeout)
+    return Arriving(inbox.take, num_features)
+
+
+def _traffic(job: Job, hidden_size: int, first_step: int) -> Traffic:
+    """What crosses between target and drafter ranks."""
+    settings, data = job.settings, job.data
+    num_read = (len(settings.tap_ids) or settings.num_taps) + int(settings.needs_last_state)
+    lengths = np.zeros(len(data.samples), dtype=np.int32)
+    for sample in data.gated.kept:
+        lengths[sample.index] = sample.length
+    return Traffic(
+        micros_of=data.rows.micros_of,
+        first_step=first_step,
+        num_steps=data.num_steps,
+        draws_per_pass=settings.draws_per_pass,
+        lengths=lengths,
+        width=num_read * hidden_size,
+        dtype=job.dtype,
+    )
+
+
+def _tell_nobody(*_: object) -> None:
+    """What follows a step on a rank that keeps no logbook."""
+
+
+def schedule_of(job: Job, source: RowSource, ends: Ends, shape: DrafterShape) -> Schedule:
+    """Which rows each step takes, how they become batches, and what they cost."""
+    settings, data = job.settings, job.data
+    attention = attention_form(settings.attention, shape, ends.device)
+    rule = BatchRule.of(settings, is_constant=attention.wants_constant_shapes)
+    batches = Batches(data.samples, source, shape, settings.seed, rule)
+    loss_of = LossOf(ends, settings, data.gated.seen_ids, attention)
+    return Schedule(data.num_steps, data.rows.micros_of, batches.batch_at, loss_of, job.ranks)

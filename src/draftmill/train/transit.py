@@ -1,0 +1,199 @@
+"""Hidden states on their way from target ranks to drafter ranks, in placement split.
+
+A row's states travel as one tensor, T tokens of K * H numbers each (and H more where the last layer is read too), and
+after it four numbers on how it was come by. Both sides know from the plan which row comes next and how long it is, so
+nothing is announced: no header, no tag, only order. A receive that a drafter rank has posted is the credit that lets
+states cross; neither side holds more than `in_flight_bytes` of them, or one row's. While they cross the target reads
+the next row: gloo moves them on a thread, NCCL on a stream of its own, from device to device, staged on no host.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch import distributed as dist
+
+from draftmill.train.features import DocumentStates, RowSource, RowStates, Toll
+from draftmill.train.interruption import Stop
+from draftmill.train.ranks import Ranks
+from draftmill.train.rows import PlannedRow
+from draftmill.train.samples import IntArray, Sample, SampleSet
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Which rows' states cross from target to drafter ranks, in order, and what each one weighs."""
+
+    micros_of: Callable[[int], list[PlannedRow]]
+    first_step: int
+    num_steps: int
+    draws_per_pass: int
+    lengths: IntArray
+    """Tokens that are trained on, by a sample's index in the set."""
+    width: int
+    """Numbers a token."""
+    dtype: torch.dtype
+
+    def rows(self) -> Iterator[PlannedRow]:
+        """Every row once a visit: at its first draw, or where the run goes on in the middle of its draws."""
+        for step in range(self.first_step, self.num_steps):
+            if step % self.draws_per_pass == 0 or step == self.first_step:
+                yield from self.micros_of(step)
+
+    def num_tokens(self, row: PlannedRow) -> int:
+        """Tokens of a row."""
+        return int(self.lengths[list(row.samples)].sum())
+
+    def num_bytes(self, row: PlannedRow) -> int:
+        """Bytes of a row's states."""
+        return self.num_tokens(row) * self.width * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class _Parcel:
+    """States that are being sent or awaited, and what is told of them."""
+
+    num_bytes: int
+    states_TW: Tensor
+    told: Tensor
+    """float64: seconds the target was at work, seconds it was held, bytes it has on their way."""
+    works: tuple[Any, ...]
+
+    def arrive(self, timeout: timedelta) -> None:
+        """Waits until it is there, whichever backend moves it (with a timeout NCCL blocks its caller too)."""
+        for work in self.works:
+            work.wait(timeout)
+
+
+class Outbox:
+    """What a target rank has sent and nobody has taken yet."""
+
+    def __init__(self, ranks: Ranks, limit_bytes: int, timeout: timedelta) -> None:
+        self._ranks = ranks
+        self._limit_bytes = limit_bytes
+        self._timeout = timeout
+        self._under_way: deque[_Parcel] = deque()
+
+    def send(self, to: int, states_TW: Float[Tensor, "T W"], target_s: float) -> None:
+        """Sends a row's states once there is room; returns while they are under way."""
+        start = time.perf_counter()
+        while self._under_way and self._num_bytes() + states_TW.nbytes > self._limit_bytes:
+            self._settle_oldest()
+        held_s = time.perf_counter() - start
+        told = torch.tensor([target_s, held_s, self._num_bytes() + states_TW.nbytes], dtype=torch.float64)
+        with self._ranks.talking("states are sent"):
+            works = tuple(dist.isend(tensor, to, group=self._ranks.transfers) for tensor in (states_TW, told))
+        self._under_way.append(_Parcel(states_TW.nbytes, states_TW, told, works))
+
+    def settle(self) -> None:
+        """Waits until everything is taken."""
+        while self._under_way:
+            self._settle_oldest()
+
+    def _settle_oldest(self) -> None:
+        with self._ranks.talking("sent states wait to be taken"):
+            self._under_way.popleft().arrive(self._timeout)
+
+    def _num_bytes(self) -> int:
+        return sum(parcel.num_bytes for parcel in self._under_way)
+
+
+class Inbox:
+    """What a drafter rank awaits: its next rows, as many as it has room for."""
+
+    def __init__(self, ranks: Ranks, traffic: Traffic, limit_bytes: int, timeout: timedelta) -> None:
+        self._ranks = ranks
+        self._traffic = traffic
+        self._limit_bytes = limit_bytes
+        self._timeout = timeout
+        self._coming = (row for row in traffic.rows() if ranks.layout.drafter_of(row) == ranks.rank)
+        self._next = next(self._coming, None)
+        self._awaited: deque[_Parcel] = deque()
+
+    def take(self) -> tuple[Float[Tensor, "T W"], Toll]:
+        """The states of the next row, waited for."""
+        self._await_more()
+        start = time.perf_counter()
+        parcel = self._awaited.popleft()
+        with self._ranks.talking("states are awaited"):
+            parcel.arrive(self._timeout)
+        waiting_s = time.perf_counter() - start
+        target_s, held_s, in_flight_bytes = parcel.told.tolist()
+        self._await_more()
+        return parcel.states_TW, Toll(target_s, waiting_s, held_s, int(in_flight_bytes))
+
+    def _await_more(self) -> None:
+        while self._next is not None and self._has_room(self._next):
+            self._awaited.append(self._post(self._next))
+            self._next = next(self._coming, None)
+
+    def _has_room(self, row: PlannedRow) -> bool:
+        held = sum(parcel.num_bytes for parcel in self._awaited)
+        return not held or held + self._traffic.num_bytes(row) <= self._limit_bytes
+
+    def _post(self, row: PlannedRow) -> _Parcel:
+        sender, traffic = self._ranks.layout.target_of(row), self._traffic
+        size = traffic.num_tokens(row), traffic.width
+        states_TW = torch.empty(size, dtype=traffic.dtype, device=self._ranks.device)
+        told = torch.empty(3, dtype=torch.float64)
+        with self._ranks.talking("states are asked for"):
+            works = tuple(dist.irecv(tensor, sender, group=self._ranks.transfers) for tensor in (states_TW, told))
+        return _Parcel(traffic.num_bytes(row), states_TW, told, works)
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """Rows read by target ranks."""
+
+    take: Callable[[], tuple[Tensor, Toll]]
+    """Gives the next row's, as `Inbox.take` does."""
+    num_features: int
+    """K * H; what a token has beyond it is the last layer's."""
+
+    def read(self, documents: Sequence[Sample]) -> RowStates:
+        """The states of this rank's next row; rows come in the order of the run."""
+        states_TW, toll = self.take()
+        lengths = [len(document.input_ids) for document in documents]
+        assert sum(lengths) == len(states_TW), "both sides follow one plan"
+        return RowStates([self._parted(part_TW) for part_TW in states_TW.split(lengths)], toll)
+
+    def _parted(self, states_TW: Float[Tensor, "T W"]) -> DocumentStates:
+        last_TH = states_TW[:, self.num_features :]
+        return DocumentStates(states_TW[:, : self.num_features], last_TH if last_TH.shape[1] else None)
+
+
+@dataclass(frozen=True)
+class Supply:
+    """What a target rank does: reads its rows, and sends each to the drafter rank that learns from it."""
+
+    ranks: Ranks
+    traffic: Traffic
+    samples: SampleSet
+    source: RowSource
+
+    def run(self, outbox: Outbox, stop: Stop) -> None:
+        """Reads from the first row to the last."""
+        for row in self.traffic.rows():
+            if self.ranks.layout.target_of(row) == self.ranks.rank:
+                read = self.source.read([self.samples[i].cut(int(self.traffic.lengths[i])) for i in row.samples])
+                outbox.send(self.ranks.layout.drafter_of(row), joined_states(read.documents), read.toll.target_s)
+                stop.check()
+        outbox.settle()
+
+
+def joined_states(documents: Sequence[DocumentStates]) -> Float[Tensor, "T W"]:
+    """The states of a row as they travel: documents end to end, the last layer's beside the features."""
+    features_TF = _end_to_end([read.features_TF for read in documents])
+    lasts = [read.last_TH for read in documents if read.last_TH is not None]
+    return torch.cat([features_TF, _end_to_end(lasts)], dim=1) if lasts else features_TF
+
+
+def _end_to_end(parts: Sequence[Tensor]) -> Tensor:
+    """One document alone is not copied."""
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts))

@@ -1,0 +1,47 @@
+"""Ranks end together: the one that fell first is named, and the command exits as that rank would have by itself."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+from draftmill.settings.train import TrainSettings
+from draftmill.train.launch import RankFailedError, Story, start_ranks
+from draftmill.train.ranks import Layout
+from small_run import be_killed, differ, fall_over, refuse, say
+
+pytestmark = pytest.mark.torch
+
+SETTINGS = TrainSettings(input="i", output=("o",), target="t", rank_timeout_s=100)
+SPLIT = Layout(num_drafters=2, num_targets=1, is_split=True)
+
+
+def test_ranks_have_the_callers_environment_and_rank_0_says_what_came_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("here", "there"):
+        monkeypatch.setenv("DRAFTMILL_TEST_PLACE", place)
+        said = start_ranks(say, SETTINGS.model_copy(update={"ranks": 2}), Layout(2, 2, is_split=False))
+        assert said == {"layout": "rank 0 of 2", "place": place}
+
+
+@pytest.mark.parametrize(
+    ("story", "exit_code", "message"),
+    [
+        (be_killed, 1, r"rank 1 \(drafter 1\) was ended by SIGKILL, and the others were ended with it"),
+        (refuse, 3, r"rank 1 \(drafter 1\): too few of them"),
+        (fall_over, 1, r"rank 1 \(drafter 1\) ended with exit code 1 \(see above\)"),
+        (differ, 1, r"ended with exit code 1 \(see above\)"),
+    ],
+)
+def test_the_rank_that_fell_is_named_and_nobody_outlives_it(story: Story, exit_code: int, message: str) -> None:
+    settings = TrainSettings(
+        **{"input": "i", "output": ("o",), "target": "t", "rank_timeout_s": 100},  # type: ignore[arg-type]
+        **{"placement": "split", "drafter_ranks": 2},  # type: ignore[arg-type]
+    )
+    start = time.monotonic()
+    with pytest.raises(RankFailedError, match=message) as failure:
+        start_ranks(story, settings, SPLIT)
+    assert failure.value.exit_code == exit_code
+    assert time.monotonic() - start < 60

@@ -1,0 +1,73 @@
+"""Wherever target and drafter lie, and on how many ranks, a run ends in the same weights and has the same losses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from safetensors.torch import load_file  # noqa: E402
+from torch.distributed import TCPStore  # noqa: E402
+
+from draftmill.storage.checkpoints import step_folder  # noqa: E402
+from draftmill.train.launch import HOST, start_ranks  # noqa: E402
+from draftmill.train.ranks import Layout  # noqa: E402
+from draftmill.train.run import run  # noqa: E402
+from small_run import NUM_STEPS, PLACEMENTS, PORTS, run_placements, small_settings, write_small_run  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+# What the target says is learnt from too, noise is added, and two steps share a pass of the target: all that travels.
+HARD: dict[str, float] = {"kl_weight": 0.5, "feature_noise": 0.02, "draws_per_pass": 2}
+BIT_EQUAL = {"split 1+1": "alone", "split 2+1": "alone", "split 1+2": "shared 2", "split 2+2": "shared 2"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run alone and in every placement; its folders by name."""
+    folder = write_small_run(tmp_path_factory.mktemp("placement"))
+    run(small_settings(folder, folder / "alone", **HARD))
+    stores = [TCPStore(HOST, 0, is_master=True, wait_for_workers=False) for _ in PLACEMENTS]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PORTS, " ".join(str(store.port) for store in stores))
+        start_ranks(run_placements, small_settings(folder, folder, **HARD), Layout(4, 4, is_split=False))
+    return folder
+
+
+def weights(runs: Path, name: str, step: int = NUM_STEPS) -> dict[str, torch.Tensor]:
+    return load_file(runs / name / step_folder(step) / "model.safetensors")
+
+
+def lines(runs: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_a_run_ends_in_the_same_weights_wherever_it_is_placed(runs: Path, name: str) -> None:
+    alone, found, start = weights(runs, "alone"), weights(runs, name), weights(runs, "alone", 0)
+    for key, weight in alone.items():
+        moved = (weight - start[key]).abs().max()
+        torch.testing.assert_close(found[key], weight, rtol=0, atol=2e-3 * float(moved))
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_losses_and_counts_are_those_of_one_process(runs: Path, name: str) -> None:
+    for mine, theirs in zip(lines(runs, name), lines(runs, "alone"), strict=True):
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-4)
+        keys = ("step", "epoch", "lr", "tokens", "slots", "acceptance", "slot_accuracy")
+        assert {key: mine[key] for key in keys} == {key: theirs[key] for key in keys}
+
+
+@pytest.mark.parametrize(("name", "twin"), BIT_EQUAL.items())
+def test_what_is_added_up_in_the_same_order_is_equal_bit_for_bit(runs: Path, name: str, twin: str) -> None:
+    twins = weights(runs, twin)
+    assert all(torch.equal(weight, twins[key]) for key, weight in weights(runs, name).items())
+
+
+def test_placement_split_says_who_waits_for_whom(runs: Path) -> None:
+    for line in lines(runs, "split 2+1"):
+        is_reading = line["step"] % HARD["draws_per_pass"] == 1  # the other step's states are there already
+        assert 0 <= line["waiting_frac"] <= 1 and (line["in_flight_bytes"] > 0) == is_reading
+        assert line["grow"] in ("target", "drafter", None)
+    assert "grow" not in lines(runs, "shared 2")[0]

@@ -1,0 +1,63 @@
+"""Both sides of placement split know which rows cross, in which order and how long; what arrives is what was read."""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from draftmill.train.features import DocumentStates, Toll  # noqa: E402
+from draftmill.train.rows import PlannedRow  # noqa: E402
+from draftmill.train.samples import Sample  # noqa: E402
+from draftmill.train.transit import Arriving, Traffic, joined_states  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+ROWS_PER_STEP, DRAWS, NUM_STEPS = 3, 4, 12
+LENGTHS = np.array([5, 7, 2, 9, 4, 6])
+
+
+def micros_of(step: int) -> list[PlannedRow]:
+    """Rows of two samples, each visited in four steps running."""
+    group, draw = divmod(step, DRAWS)
+    numbers = range(group * ROWS_PER_STEP, (group + 1) * ROWS_PER_STEP)
+    return [PlannedRow(group, (m % 6, (m + 1) % 6), (1, 1), draw, m) for m in numbers]
+
+
+def traffic(first_step: int = 0, draws: int = DRAWS) -> Traffic:
+    return Traffic(micros_of, first_step, NUM_STEPS, draws, LENGTHS, width=8, dtype=torch.bfloat16)
+
+
+def indices(rows: Iterable[PlannedRow]) -> list[int]:
+    return [row.index for row in rows]
+
+
+def test_a_row_crosses_once_for_all_its_draws() -> None:
+    assert indices(traffic().rows()) == list(range(9))
+    assert all(row.draw == 0 for row in traffic().rows())
+
+
+def test_a_run_that_goes_on_between_draws_has_the_rows_cross_again() -> None:
+    rows = list(traffic(first_step=6).rows())
+    assert indices(rows) == list(range(3, 9)) and [row.draw for row in rows] == [2, 2, 2, 0, 0, 0]
+
+
+def test_sizes_follow_from_the_plan() -> None:
+    row = micros_of(0)[1]
+    assert (traffic().num_tokens(row), traffic().num_bytes(row)) == (7 + 2, (7 + 2) * 8 * 2)
+
+
+@pytest.mark.parametrize("has_last", [True, False])
+@pytest.mark.parametrize("lengths", [(4,), (3, 5)])
+def test_states_arrive_as_they_were_read(lengths: Sequence[int], has_last: bool) -> None:
+    documents = [Sample(f"s{i}", np.zeros(n, np.int64), np.ones(n, np.bool_)) for i, n in enumerate(lengths)]
+    states = [DocumentStates(torch.randn(n, 6), torch.randn(n, 2) if has_last else None) for n in lengths]
+    toll = Toll(1.0, 2.0, 3.0, 4)
+    arrived = Arriving(lambda: (joined_states(states), toll), num_features=6).read(documents)
+    assert arrived.toll == toll
+    for read, sent in zip(arrived.documents, states, strict=True):
+        assert torch.equal(read.features_TF, sent.features_TF)
+        if sent.last_TH is None or read.last_TH is None:
+            assert sent.last_TH is read.last_TH
+        else:
+            assert torch.equal(read.last_TH, sent.last_TH)
