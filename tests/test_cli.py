@@ -127,6 +127,7 @@ def test_a_dry_run_of_the_line_shows_every_room_and_writes_nothing(
     assert isinstance(resolved, dict)
     assert resolved["tokenize"]["input"] == f"{tmp_path}/run/completions/train"
     assert resolved["generate held-out"]["max_new_tokens"] == 33
+    assert resolved["train"]["eval_input"] == [f"{tmp_path}/run/completions/held-out"]
     assert not (tmp_path / "run").exists()
 
 

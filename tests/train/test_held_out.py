@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +74,14 @@ def test_the_weights_measured_are_left_as_they_were(target: Target, requests: Se
     assert torch.equal(torch.random.get_rng_state(), state)
     assert drafter.training and all(p.requires_grad for p in drafter.parameters())
     assert all(torch.equal(p, before[name]) for name, p in drafter.named_parameters())
+
+
+def test_masters_stay_float32_beside_a_target_in_bfloat16(tmp_path: Path) -> None:
+    narrow = load_target(write_tiny_target(tmp_path), dtype=torch.bfloat16)
+    drafter = random_drafter(tiny_shape(narrow))
+    figures = held_out(narrow, [Request("r", "all", PROMPTS[1], (1, 2, 3))]).measure(drafter)
+    assert figures["tau"] >= 1 and figures["tau_walked"] >= 1
+    assert all(p.dtype == torch.float32 for p in drafter.parameters())
 
 
 def test_an_untrained_drafter_is_accepted_once_in_a_while_and_no_more(

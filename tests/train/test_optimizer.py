@@ -57,8 +57,8 @@ def test_muon_moves_the_matrices_of_the_layers_and_nothing_else() -> None:
 
 def test_an_update_of_muon_is_orthogonal_and_as_long_as_one_of_adamw() -> None:
     chosen = settings(optimizer="muon")
-    run = started(chosen, replace(SHAPE, hidden_size=32, intermediate_size=48))
-    weight = dict(run.drafter.named_parameters())["layers.0.mlp.up_proj.weight"]
+    run = started(chosen, replace(SHAPE, hidden_size=32, intermediate_size=512))
+    weight = dict(run.drafter.named_parameters())["layers.0.mlp.down_proj.weight"]
     before = weight.detach().clone()
     move(run, range(1))
     moved = (before - weight.detach()) / LR

@@ -19,6 +19,7 @@ from draftmill.model.checkpoint import drafter_files, load_drafter, save_drafter
 from draftmill.model.drafter import Drafter  # noqa: E402
 from draftmill.model.forms import attention_form  # noqa: E402
 from draftmill.model.heads import register  # noqa: E402
+from draftmill.model.mask import one_document  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.speculation.decode import Limits, Pair, decode_plainly, decode_speculatively  # noqa: E402
 from draftmill.speculation.walk import walk_answer  # noqa: E402
@@ -139,6 +140,26 @@ def test_what_it_drafts_slot_after_slot_is_what_it_was_taught(
     assert decoded.token_ids == decode_plainly(target, PROMPT, LIMITS).token_ids
     assert sum(decoded.emitted) / len(decoded.emitted) > 3
     assert walk_answer(pair, PROMPT, decoded.token_ids).emitted == decoded.emitted
+
+
+def test_training_and_drafting_show_the_head_the_same_tokens(target: Target) -> None:
+    drafter = toy_drafter(target)
+    for weight in (drafter.get_submodule("head.down").weight, drafter.get_submodule("head.up").weight):
+        torch.nn.init.normal_(weight, generator=torch.Generator().manual_seed(1))  # the token before decides much
+    pair = Pair.of(target, drafter)
+    decoded = decode_speculatively(pair, PROMPT, LIMITS)
+    drafts = [draft.token_ids for draft in decoded.drafts]
+    assert len(set(drafts)) > len(drafts) / 2
+    assert [draft.token_ids for draft in walk_answer(pair, PROMPT, decoded.token_ids).drafts] == drafts
+    # Where the drafts are the labels, every slot finds its label most likely, behind the labels before it.
+    ids_T = torch.tensor([*PROMPT, *decoded.token_ids])
+    anchors_N = len(PROMPT) + torch.tensor([0, *decoded.emitted[:-1]]).cumsum(0)
+    features_TF = pair.reader.read(ids_T[None], torch.tensor([len(ids_T)]))[0]
+    layout = one_document(anchors_N, len(ids_T), SETTINGS.block_size)
+    labels_NJ = torch.tensor(drafts)
+    batch = Batch(features_TF, pair.block_ids(ids_T[anchors_N]), layout, labels_NJ, labels_NJ >= 0)
+    loss_of = LossOf(target, SETTINGS, (), attention_form("auto", drafter.shape, target.device))
+    assert loss_of(drafter, batch).correct_NJ.all()
 
 
 def test_an_architecture_nobody_registered_is_refused_by_name(target: Target, tmp_path: Path) -> None:
