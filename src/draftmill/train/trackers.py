@@ -80,12 +80,12 @@ def tracking(
 
 
 def figures_of(record: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a step's line, flat: those of slots as `name/slot`, and none that is missing or not finite."""
-    flat: dict[str, float | None] = {}
+    """The numbers of a step's line, flat: those of slots as `name/slot`, and none that is missing or not finite."""
+    flat: dict[str, Any] = {}
     for name, value in record.items():
         flat |= {f"{name}/{slot}": v for slot, v in enumerate(value, 1)} if isinstance(value, list) else {name: value}
     del flat["step"]
-    return {name: float(value) for name, value in flat.items() if value is not None and math.isfinite(value)}
+    return {name: float(v) for name, v in flat.items() if isinstance(v, int | float) and math.isfinite(v)}
 
 
 def _open(name: TrackerName, tracked: Tracked, records: Sequence[Mapping[str, Any]]) -> Tracker:
