@@ -1,5 +1,6 @@
 """A rerun goes on from the newest checkpoint of its plan whole anywhere, gives it to every store, prunes."""
 
+import platform
 import resource
 import time
 from pathlib import Path
@@ -37,6 +38,10 @@ SHAPE = DrafterShape(
     num_target_layers=4,
     layer_types=("full_attention",),
 )
+
+
+# Larger than any process's number may be.
+NOBODY = 1 << 23
 
 
 def fresh() -> RunState:
@@ -120,6 +125,38 @@ def test_a_run_without_a_local_output_leaves_it_in_the_cache_and_the_store_gets_
     assert steps_on(checkpoints.stores[0]) == [0, 5, 7]
     assert checkpoints.stores[0].get("metrics.jsonl") == b"log until 7"
     assert not list((tmp_path / "cache" / "stopped").iterdir())
+
+
+def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path) -> None:
+    checkpoints = both(tmp_path)
+    saved_until(checkpoints, 17)
+    whole = sorted((tmp_path / "a").rglob("*"))
+    draft = f"checkpoint.json.tmp-{platform.node()}-{NOBODY}"
+    for step in (15, 20):
+        (tmp_path / "a" / step_folder(step)).mkdir(exist_ok=True)
+        (tmp_path / "a" / step_folder(step) / draft).write_bytes(b"{")
+    assert resumed_step(checkpoints) == 15
+    assert sorted((tmp_path / "a").rglob("*")) == whole
+
+
+def test_a_run_that_is_stopped_while_its_checkpoint_is_being_written_keeps_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints, run = both(tmp_path), fresh()
+    for step in range(5, 26, 5):
+        run.position.step = step
+        checkpoints.save(run, b"")
+        checkpoints.leave(run, b"")  # both threads are at the same files
+        checkpoints.behind.settle()
+        assert resumed_step_alone(checkpoints) == step
+    assert "could not be kept" not in caplog.text
+
+
+def resumed_step_alone(checkpoints: Checkpoints) -> int:
+    """The step a rerun goes on from."""
+    run = fresh()
+    assert checkpoints.resume(run)
+    return run.position.step
 
 
 def leave(checkpoints: Checkpoints, run: RunState, step: int) -> None:

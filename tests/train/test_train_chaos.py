@@ -33,6 +33,7 @@ TWO_DRAFTERS = ("shared 2", "split 1+2", "split 2+2")
 # A start of its own for every kill, and some that are done before they are hit.
 MAX_STARTS_PER_KILL = 4
 END_S = 60.0
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL)
 # Forking the ranks, and telling them what to do.
 START_S = 0.5
 
@@ -75,7 +76,7 @@ class Killer:
         ranks = [rank for server in psutil.Process().children() for rank in server.children()]
         if not ranks:
             return False
-        number = self.chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
+        number = SIGNALS[len(self.kills) % len(SIGNALS)]
         try:
             self.chance.choice(ranks).send_signal(number)
         except psutil.NoSuchProcess:

@@ -16,6 +16,7 @@ import msgspec
 from draftmill.contracts.cards import canonical_json
 from draftmill.contracts.errors import InputError, StorageError
 from draftmill.storage.cache import cache_folder, write_atomically
+from draftmill.storage.local import sweep_drafts
 from draftmill.storage.models import CONFIG_FILE
 from draftmill.storage.store import Store, open_store, sha256_of
 
@@ -96,6 +97,15 @@ def holds_checkpoint(store: Store, marker: Marker) -> bool:
         return False
     sizes = {file.key: file.size for file in store.files()}
     return all(sizes.get(f"{step_folder(marker.step)}/{file.name}") == file.bytes for file in marker.files)
+
+
+def sweep_checkpoints(store: Store) -> None:
+    """Removes what processes of this host that are gone have left half-written in the folders of a local run."""
+    if store.folder is not None:
+        for folder in (store.folder / CHECKPOINTS).glob("*"):
+            sweep_drafts(folder)
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def remove_checkpoints(store: Store, steps: list[int]) -> None:

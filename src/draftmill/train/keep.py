@@ -7,10 +7,12 @@ store that lacks it.
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 from draftmill.contracts.errors import StorageError
 from draftmill.storage.cache import cache_folder
@@ -22,6 +24,7 @@ from draftmill.storage.checkpoints import (
     read_checkpoint,
     remove_checkpoints,
     steps_on,
+    sweep_checkpoints,
 )
 from draftmill.storage.patience import Patience, patiently
 from draftmill.storage.store import Store, open_store
@@ -44,6 +47,8 @@ class Checkpoints:
     patience_s: float
     """How long a store that does not answer is asked again."""
     behind: Behind = field(default_factory=Behind)
+    _disk: AbstractContextManager[bool] = field(default_factory=Lock)
+    """Held by whoever writes to a local folder: two threads would write the same drafts."""
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint is written when `step` steps are done."""
@@ -69,10 +74,11 @@ class Checkpoints:
 
     def _write(self, step: int, files: dict[str, bytes], metrics: bytes) -> None:
         """Log first and marker last; then older checkpoints go. Newer ones are another thread's."""
-        for store in self.stores:
+        for store in _local_first(self.stores):
             if store.folder is None:  # local folders have every line at once
                 self._patiently(store, partial(store.put, METRICS_FILE, metrics))
-            self._patiently(store, partial(put_checkpoint, (store,), step, self.plan, files))
+            with nullcontext() if store.folder is None else self._disk:
+                self._patiently(store, partial(put_checkpoint, (store,), step, self.plan, files))
         for store in self.stores:
             self._patiently(store, partial(self._prune, store, step, step))
 
@@ -89,7 +95,9 @@ class Checkpoints:
             if place is None:
                 place = open_store(str(self._left), create=True)
                 place.put(METRICS_FILE, metrics)
-            put_checkpoint((place,), run.position.step, self.plan, run.files())
+            with self._disk:
+                if find_marker(place, run.position.step) is None:
+                    put_checkpoint((place,), run.position.step, self.plan, run.files())
         except StorageError as error:
             log.warning("step %d could not be kept, an older checkpoint stands: %s", run.position.step, error)
         else:
@@ -106,8 +114,9 @@ class Checkpoints:
         Afterwards every store holds it, and none holds a newer one.
         """
         left = (open_store(str(self._left)),) if self._left.is_dir() else ()
-        # Local folders first: what lies there need not be fetched.
-        places = sorted((*self.stores, *left), key=lambda place: place.folder is None)
+        places = _local_first((*self.stores, *left))
+        for place in places:
+            sweep_checkpoints(place)
         for step in sorted({step for place in places for step in steps_on(place)}, reverse=True):
             for place in places:
                 if (files := self._read(place, step)) is not None:
@@ -140,3 +149,8 @@ class Checkpoints:
         """The files of a step's checkpoint, if the store holds it whole and it belongs to this run's plan."""
         marker = find_marker(store, step)
         return read_checkpoint(store, marker) if marker is not None and marker.plan == self.plan else None
+
+
+def _local_first(places: Sequence[Store]) -> list[Store]:
+    """What lies on a local disk is written at once, and need not be fetched."""
+    return sorted(places, key=lambda place: place.folder is None)
