@@ -76,7 +76,7 @@ def test_a_wrong_recipe_is_named_with_its_cure(
         (["generate", "--recipe", "recipes/demo.toml"], "give --split train"),
         (["generate"], "cannot be followed"),
         (["generate", "--max-new-tokens", "x", "--input", "a", "--output", "b", "--target", "c"], "cannot be followed"),
-        (["generate", "--min-timeout-s=inf", "--input", "a", "--output", "b", "--target", "c"], "cannot be followed"),
+        (["generate", "--min-timeout-s=inf", "--input", "a", "--output", "b", "--target", "c"], "a finite number"),
         (["run", "--recipe", "typo.toml"], "typo.toml: no such recipe file"),
     ],
 )
@@ -87,6 +87,16 @@ def test_a_wrong_command_ends_in_a_json_line_and_exit_2(
     last = closing(capsys)
     assert says in str(last["error"])
     assert last["exit_code"] == 2
+
+
+def test_a_value_that_a_setting_refuses_is_told_in_one_readable_line(capsys: pytest.CaptureFixture[str]) -> None:
+    needed = ["--input", "a", "--output", "b", "--tokenizer", "c"]
+    assert main(["tokenize", *needed, "--shard", "0/2", "--max-tokens", "5"]) == 2
+    told = capsys.readouterr()
+    assert told.err == "draftmill tokenize: shard 0/2: give i/n with i from 1 to n, for example 1/4\n"
+    assert json.loads(told.out.splitlines()[-1])["error"].startswith("shard 0/2: ")
+    assert main(["tokenize", *needed, "--max-tokens", "1"]) == 2
+    assert capsys.readouterr().err == "draftmill tokenize: max_tokens: Input should be greater than or equal to 2\n"
 
 
 def test_a_reader_of_stdout_that_has_left_costs_nothing_but_the_line() -> None:

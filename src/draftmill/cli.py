@@ -3,11 +3,13 @@
 People read stderr; machines read stdout, whose last line is the card, or `{"error": …}`, as one JSON line.
 """
 
+import io
 import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -90,22 +92,26 @@ def parse(name: str, args: list[str]) -> RoomSettings:
     values = {k: v for k, v in values.items() if not (isinstance(v, tuple) and _given(k, rest) is not None)}
     required = {k: tyro.MISSING for k, f in model.model_fields.items() if f.is_required()}
     default = model.model_construct(**{**required, **values})
+    said = io.StringIO()
     try:
-        return tyro.cli(
-            model,
-            args=rest,
-            default=default,
-            prog=f"draftmill {name}",
-            description=ROOMS[name].says
-            + ("" if "recipe" in model.model_fields else ". --recipe FILE.toml gives any setting; flags win."),
-            config=(tyro.conf.UseAppendAction,),
-            console_outputs=True,
-        )
-    except ValidationError as error:
-        raise RecipeError(readable(error)) from error
+        with redirect_stderr(said):
+            return tyro.cli(
+                model,
+                args=rest,
+                default=default,
+                prog=f"draftmill {name}",
+                description=ROOMS[name].says
+                + ("" if "recipe" in model.model_fields else ". --recipe FILE.toml gives any setting; flags win."),
+                config=(tyro.conf.UseAppendAction,),
+                console_outputs=True,
+            )
     except SystemExit as stop:
         if stop.code == 0:
             raise
+        # tyro exits on what pydantic refuses, too: one readable line says more than its box.
+        if isinstance(stop.__context__, ValidationError):
+            raise RecipeError(readable(stop.__context__)) from stop
+        sys.stderr.write(said.getvalue())
         raise RecipeError(f"the flags cannot be followed (see above, or draftmill {name} --help)") from stop
 
 

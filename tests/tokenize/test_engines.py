@@ -10,7 +10,7 @@ import pytest
 
 import completions
 from completions import row, write_rows
-from draftmill.contracts.errors import RecipeError
+from draftmill.contracts.errors import DraftmillError
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.tokenize.run import run
 from tiny_tokenizer import write_tiny_tokenizer
@@ -137,7 +137,28 @@ def test_slurm_s_script_makes_what_one_run_makes(place: Path, queue: Path):
     assert _files(place / "out") == _files(place / "whole") and (place / "out" / "card.json").exists()
 
 
-def test_slurm_needs_to_know_where(place: Path):
+def test_an_engine_without_a_place_or_with_a_shard_is_refused_before_anything_is_written(place: Path):
+    with pytest.raises(ValueError, match="--slurm-partition"):
+        _settings(place, "out", engine="slurm")
+    with pytest.raises(ValueError, match="an engine's tasks are the shards"):
+        _settings(place, "out", engine="ray", shard="1/2")
+
+
+def test_a_host_without_slurm_is_told_what_else_there_is(place: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("datatrove")
-    with pytest.raises(RecipeError, match="--slurm-partition"):
-        run(_settings(place, "out", engine="slurm"))
+    monkeypatch.setenv("PATH", str(place))
+    with pytest.raises(DraftmillError, match=r"no sbatch on this host: .* or start --shard 1/n"):
+        run(_settings(place, "out", engine="slurm", slurm_partition="cpu"))
+
+
+def test_a_shard_tells_how_many_parts_others_have_to_make(place: Path, capsys: pytest.CaptureFixture[str]):
+    told = run(_settings(place, "out", shard="2/3"))
+    assert len(told["left"]) == 9  # three of them made, but not closed before those ahead of them are
+    assert "6 of 9 parts are for other runs to make" in capsys.readouterr().err
+
+
+def test_a_set_that_is_whole_already_is_told_to_people(place: Path, capsys: pytest.CaptureFixture[str]):
+    card = run(_settings(place, "out"))
+    capsys.readouterr()
+    assert run(_settings(place, "out")) == card
+    assert f"out: complete, {card['content']['samples']} samples of 36 rows" in capsys.readouterr().err

@@ -134,6 +134,5 @@ def _checked(model: type[BaseModel], key: str, value: Any, where: str) -> Any:
 
 def readable(error: ValidationError) -> str:
     """A pydantic error as one line a newcomer can act on."""
-    return "; ".join(
-        f"{'.'.join(map(str, e['loc']))}: {e['msg']}" if e["loc"] else str(e["msg"]) for e in error.errors()
-    )
+    found = [(".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors()]
+    return "; ".join(f"{place}: {message}" if place else message for place, message in found)

@@ -1,5 +1,6 @@
 """Settings of `draftmill tokenize`, and of the gate that it shares with `draftmill inspect`."""
 
+import re
 from datetime import date
 from typing import Literal
 
@@ -60,8 +61,9 @@ class TokenizeSettings(GateSettings):
     """Memory a worker may gain before a fresh one takes its place: the tokenizer's cache has no bound."""
     store_patience_s: float = Field(600, ge=0)
     """Longest silence of an object store that is waited out, in seconds."""
-    shard: str | None = Field(None, pattern=r"^[1-9][0-9]*/[1-9][0-9]*$")
-    """i/n: make every n-th part, from the i-th on. n such runs, wherever they are, make the set; the last closes it."""
+    shard: str | None = None
+    """i/n (1/4 to 4/4): make every n-th part, from the i-th on. n such runs, wherever they are, make the set;
+    the last closes it."""
     engine: Literal["local", "ray", "slurm"] = "local"
     """Where parts are made: on this machine, or as tasks of a Ray cluster or a Slurm array (draftmill[cluster])."""
     tasks: int | None = Field(None, ge=1)
@@ -83,9 +85,13 @@ class TokenizeSettings(GateSettings):
         return index % of == which - 1
 
     @model_validator(mode="after")
-    def _shard_is_one_of_them(self) -> "TokenizeSettings":
+    def _engine_and_shard_can_be(self) -> "TokenizeSettings":
         if self.shard is not None:
-            which, of = map(int, self.shard.split("/"))
-            if which > of:
-                raise ValueError(f"shard {self.shard}: the first number goes from 1 to the second")
+            found = re.fullmatch(r"([1-9][0-9]*)/([1-9][0-9]*)", self.shard)
+            if found is None or int(found[1]) > int(found[2]):
+                raise ValueError(f"shard {self.shard}: give i/n with i from 1 to n, for example 1/4")
+            if self.engine != "local":
+                raise ValueError(f"shard {self.shard} with engine {self.engine}: an engine's tasks are the shards")
+        if self.engine == "slurm" and self.slurm_partition is None:
+            raise ValueError("engine slurm needs to know where its tasks may run: give --slurm-partition")
         return self

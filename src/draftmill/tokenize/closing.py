@@ -11,6 +11,7 @@ from draftmill.storage.sets import SetWriter
 from draftmill.tokenize.figures import as_content, figures_of, total
 from draftmill.tokenize.gate import judge
 from draftmill.tokenize.histogram import show
+from draftmill.tokenize.ledger import made_file
 from draftmill.tokenize.picture import PICTURE_FILE, picture
 from draftmill.tokenize.plan import Blueprint
 from draftmill.tokenize.shards import datasets_files
@@ -39,8 +40,21 @@ def finish(writer: SetWriter, blueprint: Blueprint, watch: Stopwatch) -> Card:
     return writer.finish(make_card("tokenize", writer.plan, records, content, made_by))
 
 
+def tell_whole(card: Card, settings: TokenizeSettings) -> None:
+    """Says on stderr what there is where this process had nothing to make."""
+    known = card.content
+    sys.stderr.write(
+        f"tokenize: {', '.join(settings.output)}: complete, {known['samples']:,} samples of {known['rows_in']:,} rows, "
+        f"{known['tokens']:,} tokens, {known['supervised_frac']:.1%} of them supervised\n"
+    )
+
+
 def what_is_left(writer: SetWriter, settings: TokenizeSettings) -> dict[str, Any]:
     """What a run tells that is one of several: the last of them to end closes the set."""
-    left = [part.name for part in writer.missing()]
-    sys.stderr.write(f"tokenize: {len(left):,} of {len(writer.plan.parts):,} parts wait for other runs\n")
+    left, sizes = [part.name for part in writer.missing()], writer.sizes()
+    to_make = sum(any(made_file(name) not in there for there in sizes) for name in left)
+    sys.stderr.write(
+        f"tokenize: {to_make:,} of {len(writer.plan.parts):,} parts are for other runs to make; the last of them "
+        f"closes the set in {', '.join(settings.output)}\n"
+    )
     return {"room": "tokenize", "plan": writer.plan.hash, "left": left, "outputs": list(settings.output)}

@@ -4,12 +4,13 @@ A task does what `--shard i/n` does and needs paths alone, so any scheduler can 
 tasks. What its parts lack of being closed (see `flow.py`) the last task to end makes up for.
 """
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from draftmill.contracts.errors import DraftmillError, RecipeError
+from draftmill.contracts.errors import DraftmillError
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.cache import cache_folder
 
@@ -66,8 +67,12 @@ def _start_ray(task: Task, settings: TokenizeSettings, logs: Path, tasks: int) -
 def _start_slurm(task: Task, settings: TokenizeSettings, logs: Path, tasks: int) -> None:
     from datatrove.executor.slurm import SlurmPipelineExecutor
 
-    if settings.slurm_partition is None:
-        raise RecipeError("--engine slurm needs to know where its tasks may run: give --slurm-partition")
+    assert settings.slurm_partition is not None, "settings refuse Slurm without a partition"
+    if shutil.which("sbatch") is None:
+        raise DraftmillError(
+            "there is no sbatch on this host: run the same command where Slurm takes jobs, or start --shard 1/n to n/n "
+            "by what this cluster has"
+        )
     SlurmPipelineExecutor(
         pipeline=[task],
         tasks=tasks,

@@ -10,7 +10,7 @@ from draftmill.contracts.errors import StorageError
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.provenance import Stopwatch
 from draftmill.storage.sets import SetWriter, open_set_writer
-from draftmill.tokenize.closing import finish, what_is_left
+from draftmill.tokenize.closing import finish, tell_whole, what_is_left
 from draftmill.tokenize.engines import num_tasks, start
 from draftmill.tokenize.jsonl import write_jsonl
 from draftmill.tokenize.ledger import ROWS
@@ -33,7 +33,11 @@ def run(settings: TokenizeSettings) -> dict[str, Any]:
         _make(writer, blueprint)
         if writer.missing() and (settings.shard or settings.engine == "slurm"):
             return what_is_left(writer, settings)
-        card = writer.card() or finish(writer, blueprint, watch)
+        card = writer.card()
+    if card is None:
+        card = finish(writer, blueprint, watch)
+    else:
+        tell_whole(card, settings)
     if "jsonl" in settings.also:
         for url in settings.output:
             write_jsonl(url)
