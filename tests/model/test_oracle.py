@@ -9,8 +9,9 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from draftmill.model.attention import DenseAttention, GroupedAttention  # noqa: E402
+from draftmill.model.attention import DenseAttention  # noqa: E402
 from draftmill.model.drafter import Drafter  # noqa: E402
+from draftmill.model.grouped import GroupedAttention  # noqa: E402
 from draftmill.model.loss import BlockLoss, LossRule, Truth, block_loss  # noqa: E402
 from draftmill.model.mask import one_document  # noqa: E402
 from draftmill.model.shape import DrafterShape  # noqa: E402

@@ -14,9 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 from draftmill.extract.taps import TapReader  # noqa: E402
 from draftmill.extract.target import Target, load_target  # noqa: E402
-from draftmill.model.attention import Attend, DenseAttention, GroupedAttention  # noqa: E402
+from draftmill.model.attention import Attend, DenseAttention  # noqa: E402
 from draftmill.model.drafter import Drafter  # noqa: E402
 from draftmill.model.flex import FlexAttention, FlexKernels  # noqa: E402
+from draftmill.model.grouped import GroupedAttention  # noqa: E402
 from draftmill.model.mask import BlockLayout  # noqa: E402
 from draftmill.train.batches import Batch, pack  # noqa: E402
 from draftmill.train.features import TargetFeatures  # noqa: E402

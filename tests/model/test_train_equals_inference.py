@@ -16,9 +16,10 @@ from transformers import DynamicCache  # noqa: E402
 
 from draftmill.extract.taps import TapReader  # noqa: E402
 from draftmill.extract.target import Target, load_target  # noqa: E402
-from draftmill.model.attention import Attend, DenseAttention, GroupedAttention, masked_attention  # noqa: E402
+from draftmill.model.attention import Attend, DenseAttention, masked_attention  # noqa: E402
 from draftmill.model.cache import DraftCache  # noqa: E402
 from draftmill.model.drafter import Drafter  # noqa: E402
+from draftmill.model.grouped import GroupedAttention  # noqa: E402
 from draftmill.model.mask import BlockLayout, dense_mask, one_document  # noqa: E402
 from draftmill.model.shape import DrafterShape  # noqa: E402
 from tiny import write_tiny_target  # noqa: E402

@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 
 from draftmill.contracts.errors import RecipeError
-from draftmill.model.attention import Attend, DenseAttention, GroupedAttention
+from draftmill.model.attention import Attend, DenseAttention
 from draftmill.model.flex import FlexAttention, compiled_kernels
+from draftmill.model.grouped import GroupedAttention
 from draftmill.model.mask import BlockLayout
 from draftmill.model.shape import DrafterShape
 

@@ -28,6 +28,8 @@ TILE_LOGITS_CUDA = 1 << 26
 # Tiles that span the vocabulary keep several slots, or the head would be read once for each.
 TILE_LOGITS_WHOLE = 11_000_000
 ROWS_PER_TILE = 512
+# An index costs twenty times what a maximum does (2.6 against 0.13 ms for 512 x 2,048): it is looked for in one piece.
+ROWS_PER_PIECE = 128
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,11 @@ class _Softmax:
 
         Returns how former sums shrank, and which slots have a new likeliest row.
         """
-        highest_R1 = torch.maximum(self.highest_R1, logits_RW.amax(dim=1, keepdim=True))
-        # An index costs twenty times what a maximum does, and few slots have a new one after the first tile.
+        pieces_RPW = _pieces(logits_RW)
+        tops_RP = pieces_RPW.amax(dim=2)
+        highest_R1 = torch.maximum(self.highest_R1, tops_RP.amax(dim=1, keepdim=True))
         risen_r = (highest_R1 > self.highest_R1)[:, 0].nonzero()[:, 0]
-        self.likeliest_R[risen_r] = logits_RW[risen_r].argmax(dim=1) + first
+        self.likeliest_R[risen_r] = _argmax(pieces_RPW, tops_RP, risen_r) + first
         shrink_R1 = (self.highest_R1 - highest_R1).exp_()
         self.highest_R1 = highest_R1
         self.exps_RW = logits_RW.sub_(highest_R1).exp_()
@@ -172,6 +175,20 @@ class _Softmax:
         """The mean of the head's rows under the softmax."""
         assert self._sum_RH is not None
         return self._sum_RH / self.total_R1
+
+
+def _pieces(logits_RW: Tensor) -> Float[Tensor, "R P w"]:
+    """The logits of a tile in pieces of a row; in one piece where the tile cannot be cut evenly."""
+    width = logits_RW.shape[1]
+    return logits_RW.unflatten(1, (-1, ROWS_PER_PIECE if width % ROWS_PER_PIECE == 0 else width))
+
+
+def _argmax(
+    pieces_RPW: Float[Tensor, "R P w"], tops_RP: Float[Tensor, "R P"], some_r: Int[Tensor, "r"]
+) -> Int[Tensor, "r"]:
+    """Where the first of the greatest logits stands, for some slots: its piece by the pieces' tops, then within it."""
+    piece_r = tops_RP[some_r].argmax(dim=1)
+    return piece_r * pieces_RPW.shape[2] + pieces_RPW[some_r, piece_r].argmax(dim=1)
 
 
 class _Slots:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from draftmill.contracts.acceptance import num_accepted, walk
-from draftmill.model.attention import GroupedAttention
+from draftmill.model.grouped import GroupedAttention
 from draftmill.model.mask import one_document
 from draftmill.speculation.decode import Choice, Pair
 
