@@ -1,7 +1,7 @@
 """The frozen target: a Hugging Face causal LM and the parts of it that a drafter reads or borrows.
 
 Where they lie is the family's (`families.py`). A folder of a vision-language wrapper is loaded as its language model.
-Weights stay in the precision they are served in: what transformers loads quantized is read quantized.
+Weights stay in the precision they are served in (`quantized.py`).
 """
 
 from copy import deepcopy
@@ -17,6 +17,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from draftmill.contracts.errors import InputError
 from draftmill.extract.families import Family, find_parts
+from draftmill.extract.quantized import refuse_dequantized, refuse_quantized_parts, unpack
+from draftmill.storage.models import read_config
 
 # A transformers PreTrainedModel. Importing that class takes 4 s, which a command that finds its work done would pay.
 Pretrained = Any
@@ -93,26 +95,30 @@ class Target(Ends):
 
 def load_target(folder: Path, dtype: torch.dtype = torch.float32) -> Target:
     """The target in a Hugging Face folder, frozen; InputError where it has no weights or an unknown shape."""
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{folder} holds no config.json: it is not a Hugging Face model folder")
+    declared = read_config(folder)
     disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
-    except (OSError, ValueError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise InputError(f"{folder} cannot be loaded as a causal language model: {error}") from error
     model, report = loaded
     # transformers fills what a checkpoint lacks with random numbers; such a target would train a drafter for nobody.
     if lacking := sorted(report["missing_keys"]):
         raise InputError(f"{folder} lacks {len(lacking)} of the target's weights, among them {lacking[:3]}")
-    return freeze(model)
+    refuse_dequantized(str(folder), declared, model)
+    target = freeze(model)
+    unpack(model)
+    return target
 
 
 def freeze(model: Pretrained) -> Target:
     """The target around a loaded model, which is put into eval mode and takes no gradients from now on."""
     model.eval().requires_grad_(False)
     parts = find_parts(model)
+    borrowed = {"lm_head": parts.head, "embedding": parts.embed, "final norm": parts.norm}
+    refuse_quantized_parts(type(model).__name__, borrowed)
     return Target(
         model=model,
         backbone=parts.backbone,

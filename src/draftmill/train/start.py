@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from draftmill.contracts.errors import RecipeError
 from draftmill.contracts.taps import check_tap_ids, default_tap_ids
+from draftmill.extract.quantized import is_plain_float
 from draftmill.extract.target import Target
 from draftmill.model.checkpoint import load_drafter
 from draftmill.model.drafter import Drafter
@@ -155,6 +156,11 @@ def copy_layers(drafter: Drafter, target: Target) -> None:
 
 
 def _copy(into: Tensor, source: Tensor | None, name: str) -> None:
+    if source is not None and not is_plain_float(source):
+        raise RecipeError(
+            f'init = "target" copies float weights, and the target\'s {name} is quantized ({source.dtype}): start at '
+            "random"
+        )
     if source is None or source.shape != into.shape:
         found = "missing" if source is None else str(list(source.shape))
         raise RecipeError(
