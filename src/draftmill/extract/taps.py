@@ -100,14 +100,19 @@ class TapReader:
         Runs the layers up to the last one read: no head, no cache. No mask either: attention is causal and padding
         lies on the right, so no token of a document sees it.
         """
-        with torch.no_grad(), self.capturing() as captured:
-            self._trunk(input_ids=input_ids_RT, use_cache=False)
+        read = self.read_row(input_ids_RT, None)
         is_padding_RT = torch.arange(input_ids_RT.shape[1], device=lengths_R.device) >= lengths_R[:, None]
-        features, last = captured.features(), captured.last()
-        is_padding_RT1 = is_padding_RT[:, :, None].to(features.device)
-        return States(
-            features.masked_fill_(is_padding_RT1, 0.0), None if last is None else last.masked_fill_(is_padding_RT1, 0.0)
-        )
+        is_padding_RT1 = is_padding_RT[:, :, None].to(read.features_RTF.device)
+        read.features_RTF.masked_fill_(is_padding_RT1, 0.0)
+        if read.last_RTH is not None:
+            read.last_RTH.masked_fill_(is_padding_RT1, 0.0)
+        return read
+
+    def read_row(self, input_ids_RT: Int[Tensor, "R T"], positions_RT: Int[Tensor, "R T"] | None) -> States:
+        """What one pass over whole rows gives at every token; positions None: every row is one document."""
+        with torch.no_grad(), self.capturing() as captured:
+            self._trunk(input_ids=input_ids_RT, position_ids=positions_RT, use_cache=False)
+        return States(captured.features(), captured.last())
 
     @contextmanager
     def capturing(self) -> Iterator[Captured]:

@@ -133,6 +133,9 @@ class TrainSettings(RoomSettings):
     """How long a rank waits for another that lives and says nothing; one that ended is noticed at once."""
     threads: int = Field(1, ge=1)
     """CPU threads of each rank; runs are equal bit for bit at the same number only."""
+    target_packing: Literal["auto", "off"] = "off"
+    """Lay the documents that the target reads together end to end in one row, without padding; auto: where a
+    measurement at the start shows that it reads each as it does alone (targets with linear attention never do)."""
     feature_cache_bytes: int = Field(0, ge=0)
     """Memory for target features of samples that will be visited again; 0: recompute them at every visit."""
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from draftmill.extract.agreement import check_target
+from draftmill.extract.packing import extractor_of
 from draftmill.extract.taps import TapReader, check_taps
 from draftmill.extract.target import Ends, Target, load_target, refuse_slow_hybrid
 from draftmill.model.drafter import Drafter
@@ -116,7 +117,8 @@ def _read_for_others(job: Job, target: Target) -> None:
 
 def _own_target(job: Job, target: Target) -> OwnTarget:
     sizes = {"max_tokens": job.settings.max_tokens, "cache_bytes": job.settings.feature_cache_bytes}
-    return OwnTarget(TargetFeatures(_reader(job, target), target.device, **sizes))
+    extractor = extractor_of(_reader(job, target), job.settings.target_packing)
+    return OwnTarget(TargetFeatures(extractor, target.device, **sizes))
 
 
 def _learn(job: Job, loan: Loan, target: Target | None, checkpoints: Checkpoints | None) -> Logbook | None:
