@@ -40,8 +40,8 @@ def quantize(folder: Path, config: dict[str, Any], *, head: bool = False) -> dic
     weights = load_file(folder / "model.safetensors")
     stored, meant = {}, dict(weights)
     for name, weight in weights.items():
-        is_quantized = (name.endswith("_proj.weight") and "linear_attn" not in name) or (head and name == "lm_head.weight")
-        if not is_quantized:
+        is_layers = name.endswith("_proj.weight") and "linear_attn" not in name
+        if not is_layers and not (head and name == "lm_head.weight"):
             stored[name] = weight
             continue
         scale = weight.abs().amax(dim=1, keepdim=True) / LEVELS
