@@ -14,6 +14,7 @@ from sample_sets import GivenSample, write_samples
 from tiny import write_tiny_target
 
 NUM_STEPS = 6
+SAVE_EVERY = 3
 SAMPLES = 11
 
 
@@ -39,7 +40,7 @@ def small_settings(folder: Path, *output: Path | str, **changed: object) -> Trai
         "num_anchors": 14,
         "rows_per_step": 4,
         "num_steps": NUM_STEPS,
-        "save_every": 4,
+        "save_every": SAVE_EVERY,
         "keep_checkpoints": 2,
         "lr": 2e-3,
         "min_agreement": 0.0,  # neither target nor set means anything
@@ -61,6 +62,7 @@ PLACEMENTS: dict[str, dict[str, object]] = {
     "split 2+1": {"placement": "split", "target_ranks": 2},
     "split 1+2": {"placement": "split", "drafter_ranks": 2},
     "split 2+2": {"placement": "split", "target_ranks": 2, "drafter_ranks": 2},
+    "gone on by 2+2": {"placement": "split", "target_ranks": 2, "drafter_ranks": 2},
 }
 PORTS = "DRAFTMILL_TEST_PORTS"
 """Where the ranks of each of these find one another; a store serves one world only."""

@@ -1,6 +1,7 @@
 """Wherever target and drafter lie, and on how many ranks, a run ends in the same weights and has the same losses."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from draftmill.storage.checkpoints import step_folder  # noqa: E402
 from draftmill.train.launch import HOST, start_ranks  # noqa: E402
 from draftmill.train.ranks import Layout  # noqa: E402
 from draftmill.train.run import run  # noqa: E402
-from small_run import NUM_STEPS, PLACEMENTS, PORTS, run_placements, small_settings, write_small_run  # noqa: E402
+from small_run import NUM_STEPS, PLACEMENTS, PORTS, SAVE_EVERY, run_placements, small_settings, write_small_run  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -27,11 +28,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run alone and in every placement; its folders by name."""
     folder = write_small_run(tmp_path_factory.mktemp("placement"))
     run(small_settings(folder, folder / "alone", **HARD))
+    stop_at(folder / "alone", folder / "gone on by 2+2", SAVE_EVERY)
     stores = [TCPStore(HOST, 0, is_master=True, wait_for_workers=False) for _ in PLACEMENTS]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(PORTS, " ".join(str(store.port) for store in stores))
         start_ranks(run_placements, small_settings(folder, folder, **HARD), Layout(4, 4, is_split=False))
     return folder
+
+
+def stop_at(output: Path, copy: Path, step: int) -> None:
+    """A copy of a run's output as it stood when it had made `step` steps."""
+    shutil.copytree(output, copy)
+    (copy / "card.json").unlink()
+    for folder in (copy / "checkpoints").iterdir():
+        if folder.name > step_folder(step).rpartition("/")[2]:
+            shutil.rmtree(folder)
 
 
 def weights(runs: Path, name: str, step: int = NUM_STEPS) -> dict[str, torch.Tensor]:
@@ -63,6 +74,12 @@ def test_losses_and_counts_are_those_of_one_process(runs: Path, name: str) -> No
 def test_what_is_added_up_in_the_same_order_is_equal_bit_for_bit(runs: Path, name: str, twin: str) -> None:
     twins = weights(runs, twin)
     assert all(torch.equal(weight, twins[key]) for key, weight in weights(runs, name).items())
+
+
+def test_a_run_goes_on_elsewhere_from_where_it_stood(runs: Path) -> None:
+    begun, name = lines(runs, "alone")[:SAVE_EVERY], "gone on by 2+2"
+    assert lines(runs, name)[:SAVE_EVERY] == begun  # not made again
+    assert all("grow" in line for line in lines(runs, name)[SAVE_EVERY:])
 
 
 def test_placement_split_says_who_waits_for_whom(runs: Path) -> None:
