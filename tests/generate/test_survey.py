@@ -13,8 +13,9 @@ from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.contracts.split import is_in_split
 from draftmill.generate.intake import Intake
 from draftmill.generate.prompts import Prompt, Reading
-from draftmill.generate.survey import Survey, find_inputs, survey
+from draftmill.generate.survey import Survey, survey
 from draftmill.settings.generate import GenerateSettings
+from draftmill.storage.row_files import find_row_files
 from draftmill.storage.store import open_store
 
 OWN = Reading("own", imports=False)
@@ -28,7 +29,7 @@ def write(file: Path, *lines: Any) -> str:
 
 def look(*files: str, reading: Reading = OWN, **settings: Any) -> Survey:
     chosen = GenerateSettings(input=files, output=("out",), target="t", **settings)
-    return survey(find_inputs(files), chosen, reading)
+    return survey(find_row_files(files), chosen, reading)
 
 
 def units(found: Survey, reading: Reading = OWN) -> list[list[Prompt | Dropped]]:

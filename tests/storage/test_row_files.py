@@ -12,7 +12,7 @@ import zstandard
 
 from draftmill.contracts.errors import InputError
 from draftmill.contracts.rows import read_row
-from draftmill.storage.row_files import find_row_file, numbered_lines, write_lines
+from draftmill.storage.row_files import find_row_file, find_row_files, numbered_lines, write_lines
 
 # The line separators that str.splitlines cuts at, as text.
 ROWS = [
@@ -68,6 +68,14 @@ def test_a_date_that_cannot_be_is_told_with_the_file(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["a"], "on": pa.array([10**7], pa.date32())}), tmp_path / "p.parquet")
     with pytest.raises(InputError, match=r"p\.parquet.*date value out of range"):
         list(numbered_lines(tmp_path / "p.parquet", "p.parquet"))
+
+
+def test_files_of_one_name_are_told_apart_by_as_many_folders_as_it_takes(tmp_path: Path) -> None:
+    for folder in ("a/x", "b/x", "b/y"):
+        (tmp_path / folder).mkdir(parents=True)
+    urls = [str(write(tmp_path / folder, "p.jsonl")) for folder in ("a/x", "b/x", "b/y")]
+    assert [found.file.key for found in find_row_files(urls)] == ["a/x/p.jsonl", "b/x/p.jsonl", "b/y/p.jsonl"]
+    assert [found.file.key for found in find_row_files(urls[:1])] == ["p.jsonl"] and find_row_files([]) == ()
 
 
 @pytest.mark.parametrize("name", ["part.jsonl", "part.jsonl.gz", "part.jsonl.zst"])

@@ -13,12 +13,12 @@ from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.generate.exclusion import Exclusion
 from draftmill.generate.manner import Manner, sampling_of, wanted_thinking
 from draftmill.generate.prompts import Reading
-from draftmill.generate.survey import Survey, find_inputs, survey
+from draftmill.generate.survey import Survey, survey
 from draftmill.serving.protocol import GREEDY
 from draftmill.settings.generate import GenerateSettings
 from draftmill.settings.workers import usable_memory_bytes
 from draftmill.storage.models import CONFIG_FILE, fingerprint, locate, text_config
-from draftmill.storage.row_files import RowFile
+from draftmill.storage.row_files import RowFile, find_row_files
 from draftmill.storage.sets import missing_parts
 
 # Part of the plan: raised when the same prompts and settings come to give other rows.
@@ -49,11 +49,11 @@ class Blueprint:
 
 def draw_up(settings: GenerateSettings) -> Blueprint:
     """Finds prompts and target; InputError or RecipeError where one is missing or they do not fit each other."""
-    files = find_inputs(settings.input)
+    files = find_row_files(settings.input)
     licences = _licences(settings, [file.file.key for file in files])
     folder = locate(settings.tokenizer or settings.target, weights=not settings.endpoint)
     chat = open_chat(folder)
-    evaluation = find_inputs(settings.exclude)
+    evaluation = find_row_files(settings.exclude)
     manner = Manner(
         chat=chat,
         settings=settings,

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftmill.contracts.cards import Dropped, InputFile, part_name
-from draftmill.contracts.errors import InputError, RecipeError
+from draftmill.contracts.errors import InputError
 from draftmill.contracts.split import is_in_split
 from draftmill.generate.prompts import Prompt, Reading
 from draftmill.settings.generate import GenerateSettings
-from draftmill.storage.row_files import RowFile, find_row_file
+from draftmill.storage.row_files import RowFile
 
 logger = logging.getLogger(__name__)
 
@@ -95,28 +95,6 @@ def survey(files: Sequence[RowFile], settings: GenerateSettings, reading: Readin
     if not np.any(marks & (IN_SPLIT | IS_PROMPT) == IN_SPLIT | IS_PROMPT):
         raise InputError(_nothing_left(settings, len(marks), notes.first_loss))
     return Survey(tuple(files), rows_of_file, marks, notes.crcs(), notes.spans(marks))
-
-
-def find_inputs(urls: Sequence[str]) -> tuple[RowFile, ...]:
-    """The files, each under a name of its own; RecipeError where one is given twice."""
-    if not urls:
-        return ()
-    if len(set(urls)) < len(urls):
-        raise RecipeError(f"an input is given twice: {', '.join(sorted({u for u in urls if urls.count(u) > 1}))}")
-    files = [find_row_file(url) for url in urls]
-    return tuple(
-        RowFile(InputFile(key=key, size=file.file.size, identity=file.file.identity), file.path)
-        for key, file in zip(_distinct_names(urls), files, strict=True)
-    )
-
-
-def _distinct_names(urls: Sequence[str]) -> list[str]:
-    """File names, with as many of their folders as it takes to tell them apart."""
-    for depth in range(1, max(url.count("/") for url in urls) + 2):
-        names = ["/".join(url.split("/")[-depth:]) for url in urls]
-        if len(set(names)) == len(names):
-            return names
-    raise RecipeError(f"the inputs {', '.join(urls)} cannot be told apart")
 
 
 @dataclass

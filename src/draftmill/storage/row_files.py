@@ -7,21 +7,19 @@ like are text. Nothing is read whole, so that memory does not grow with the file
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
 import msgspec
-import obstore
 import zstandard
-from obstore.exceptions import BaseError
 
 from draftmill.contracts.cards import InputFile
 from draftmill.contracts.errors import InputError, RecipeError, StorageError
 from draftmill.storage.fetch import SHA256, local_copy
-from draftmill.storage.store import Store, is_there, open_store, sha256_of
+from draftmill.storage.store import is_there, open_store, sha256_of, split_url
 
 PLAIN, GZIP, ZSTD, PARQUET = ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 _PARQUET_ROWS = 256
@@ -50,24 +48,35 @@ def find_row_file(url: str) -> RowFile:
     """
     if not url.endswith(ROW_SUFFIXES):
         raise RecipeError(f"{url}: rows are read from {', '.join(ROW_SUFFIXES)} files")
-    folder, _, name = url.rpartition("/")
-    folder = folder or ("/" if url.startswith("/") else ".")
-    listed = _stat(open_store(folder), name) if is_there(folder) else None
-    if listed is None:
+    folder, name = split_url(url)
+    store = open_store(folder) if is_there(folder) else None
+    listed = store.stat(name) if store else None
+    if store is None or listed is None:
         raise InputError(f"{url}: no such file; name {', '.join(ROW_SUFFIXES)} files of rows")
-    path = local_copy(open_store(folder), listed)
+    path = local_copy(store, listed)
     return RowFile(InputFile(key=name, size=listed.size, identity=SHA256 + sha256_of(path)), path)
 
 
-def _stat(store: Store, key: str) -> InputFile | None:
-    """The object as a listing would show it, without listing its neighbours; None where there is none."""
-    try:
-        meta = obstore.head(store.backend, key)
-    except FileNotFoundError:
-        return None
-    except (BaseError, OSError) as error:
-        raise InputError(f"{store.url}/{key} cannot be read: {error}") from error
-    return InputFile(key=key, size=meta["size"], identity=f"etag:{meta['e_tag']}")
+def find_row_files(urls: Sequence[str]) -> tuple[RowFile, ...]:
+    """The files, each under a name of its own; RecipeError where one is given twice."""
+    if not urls:
+        return ()
+    if len(set(urls)) < len(urls):
+        raise RecipeError(f"an input is given twice: {', '.join(sorted({u for u in urls if urls.count(u) > 1}))}")
+    files = [find_row_file(url) for url in urls]
+    return tuple(
+        RowFile(InputFile(key=key, size=file.file.size, identity=file.file.identity), file.path)
+        for key, file in zip(_distinct_names(urls), files, strict=True)
+    )
+
+
+def _distinct_names(urls: Sequence[str]) -> list[str]:
+    """File names, with as many of their folders as it takes to tell them apart."""
+    for depth in range(1, max(url.count("/") for url in urls) + 2):
+        names = ["/".join(url.split("/")[-depth:]) for url in urls]
+        if len(set(names)) == len(names):
+            return names
+    raise RecipeError(f"the inputs {', '.join(urls)} cannot be told apart")
 
 
 def numbered_lines(path: Path, key: str) -> Iterator[tuple[int, bytes]]:

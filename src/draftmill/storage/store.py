@@ -246,6 +246,12 @@ def open_store(url: str, *, create: bool = False) -> Store:
         raise StorageError(f"{folder} cannot be made or opened: {why(error)}") from error
 
 
+def split_url(url: str) -> tuple[str, str]:
+    """The URL of a file as its folder's and its name there."""
+    folder, _, name = url.rpartition("/")
+    return folder or ("/" if url.startswith("/") else "."), name
+
+
 def _object_store(url: str, client: ClientConfig) -> ObjectStore:
     try:
         if url.startswith("s3://"):

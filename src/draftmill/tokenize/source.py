@@ -15,7 +15,7 @@ from draftmill.contracts.errors import InputError, StorageError
 from draftmill.settings.workers import usable_cores
 from draftmill.storage.fetch import SHA256
 from draftmill.storage.sets import open_set
-from draftmill.storage.store import Store, open_store, sha256_of
+from draftmill.storage.store import Store, open_store, sha256_of, split_url
 from draftmill.tokenize.pieces import SUFFIXES, Piece, pieces_of
 
 
@@ -48,8 +48,8 @@ class Source:
 def open_source(url: str) -> Source:
     """The input's files; InputError where there are none, StorageError where a set is unfinished or incomplete."""
     if url.endswith(SUFFIXES):
-        folder, _, name = url.rpartition("/")
-        store = open_store(folder or ("/" if url.startswith("/") else "."))
+        folder, name = split_url(url)
+        store = open_store(folder)
         listed = store.stat(name)
         return _bare(store, [listed] if listed else [], url)
     store = open_store(url)
