@@ -79,7 +79,7 @@ def test_as_many_rows_come_out_as_went_in_less_the_listed_ones(maker: RowMaker):
     ]
     good = [{"id": f"r{i}", "messages": [_user(f"hi {i}"), _answer()]} for i in range(500)]
     batch = _make(maker, *good, *odd)
-    assert batch.rows_in == 507 == len(batch.sample_ids) + len(batch.dropped)
+    assert len(batch.row_ids) == 507 == len(batch.sample_ids) + len(batch.dropped)
     assert len(batch.sample_ids) == 502, "two users in a row, and an empty answer behind an empty thought, are no fault"
     assert len({drop.reason for drop in batch.dropped}) == 5
 

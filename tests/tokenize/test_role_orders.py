@@ -145,7 +145,7 @@ def _check(
             expected = [(ids, mask) for ids, mask in marked if any(a and b for a, b in itertools.pairwise(mask))]
             assert found.get(f"r{number}", []) == expected, row
             made += len(expected)
-        assert batch.stats.differing == 0 and batch.rows_in == ROWS_PER_POLICY
+        assert batch.stats.differing == 0 and len(batch.row_ids) == ROWS_PER_POLICY
     return made
 
 

@@ -58,7 +58,7 @@ def test_every_row_is_kept_or_listed(spec: RowMakerSpec):
     batch = RowMaker(spec).make(_lines(ROWS), "a.jsonl")
     listed = [(drop.file, drop.line, drop.id, drop.reason) for drop in batch.dropped]
     assert listed == [("a.jsonl", 8, None, "broken JSON"), ("a.jsonl", 9, "silent", "no assistant turn")]
-    assert (batch.rows_in, batch.stats.rows, batch.stats.dropped, batch.stats.samples) == (6, 6, 2, 4)
+    assert (len(batch.row_ids), batch.stats.rows, batch.stats.dropped, batch.stats.samples) == (6, 6, 2, 4)
     assert (batch.stats.tokens, batch.stats.supervised) == (len(batch.input_ids), batch.loss_mask.sum())
     assert repeats(batch.fingerprints) == 1
 
@@ -66,7 +66,7 @@ def test_every_row_is_kept_or_listed(spec: RowMakerSpec):
 def test_no_line_and_no_sample_are_empty_columns(spec: RowMakerSpec):
     for lines in ([], _lines([b"{"])):
         batch = RowMaker(spec).make(lines, "a.jsonl")
-        assert _split(batch) == [] and len(batch.dropped) == batch.rows_in == len(lines)
+        assert _split(batch) == [] and len(batch.dropped) == len(batch.row_ids) == len(lines)
         assert batch.input_ids.dtype == np.int32 and batch.stats.samples == 0
 
 

@@ -28,7 +28,6 @@ def _batch(seed: int, num_samples: int, longest: int = 40) -> RowBatch:
         truncated=random.random(num_samples) < 0.1,
         fingerprints=np.zeros(num_samples, np.uint64),
         row_ids=[None] * num_samples,
-        rows_in=num_samples,
         dropped=[],
         stats=PartStats(),
     )

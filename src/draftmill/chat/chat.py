@@ -14,7 +14,7 @@ from tokenizers import Encoding, Tokenizer, processors
 
 from draftmill.chat.reading import Reading, read
 from draftmill.chat.template import (
-    CONFIG_FILE,
+    TOKENIZER_CONFIG_FILE,
     Clock,
     compile_template,
     read_template,
@@ -110,7 +110,7 @@ def open_chat(folder: Path, today: date | None = None) -> Chat:
     # Special tokens are the template's to print; what else a post-processor does is to trim spaces off offsets, which
     # would hide that a token straddles a border.
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    config = _read_json(folder / CONFIG_FILE)
+    config = _read_json(folder / TOKENIZER_CONFIG_FILE)
     special = special_tokens(config)
     clock = Clock(today)
     text, environment = read_template(folder, config), template_environment(clock)

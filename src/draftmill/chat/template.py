@@ -24,7 +24,7 @@ from draftmill.contracts.errors import InputError
 from draftmill.contracts.rows import Message, RowError
 
 TEMPLATE_FILE = "chat_template.jinja"
-CONFIG_FILE = "tokenizer_config.json"
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 # What a template may raise on a conversation it does not take: its own raise_exception, and slips such as None + "".
 _TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 # For the engine's bookkeeping, never for the template.
@@ -41,11 +41,14 @@ def read_template(folder: Path, config: Mapping[str, Any]) -> str:
         named = {entry["name"]: entry["template"] for entry in found}
         found = named.get("default")
         if found is None:
-            raise InputError(f"{folder / CONFIG_FILE}: chat templates {sorted(named)}, but none is named 'default'")
+            raise InputError(
+                f"{folder / TOKENIZER_CONFIG_FILE}: chat templates {sorted(named)}, but none is named 'default'"
+            )
     if not isinstance(found, str):
         raise InputError(
-            f"{folder} has no chat template (looked for {TEMPLATE_FILE} and for chat_template in {CONFIG_FILE}): "
-            f"a base model cannot be asked as a chat; put the template its engine uses there as {TEMPLATE_FILE}"
+            f"{folder} has no chat template (looked for {TEMPLATE_FILE} and for chat_template in "
+            f"{TOKENIZER_CONFIG_FILE}): a base model cannot be asked as a chat; put the template its engine uses there "
+            f"as {TEMPLATE_FILE}"
         )
     return found
 

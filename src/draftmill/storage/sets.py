@@ -23,7 +23,7 @@ from draftmill.contracts.cards import (
     record_file,
 )
 from draftmill.contracts.errors import RecipeError, StorageError
-from draftmill.storage.fetch import local_copy
+from draftmill.storage.fetch import SHA256, local_copy
 from draftmill.storage.local import sweep_drafts
 from draftmill.storage.store import Store, is_there, open_store
 
@@ -209,8 +209,7 @@ class SetReader:
     def inputs(self) -> tuple[InputFile, ...]:
         """The parts as a consumer's plan names them, identified by their sha256."""
         return tuple(
-            InputFile(key=p["file"], size=p["bytes"], identity=f"sha256:{p['sha256']}")
-            for p in self.card.content["parts"]
+            InputFile(key=p["file"], size=p["bytes"], identity=SHA256 + p["sha256"]) for p in self.card.content["parts"]
         )
 
     def local(self, file: InputFile) -> Path:

@@ -68,7 +68,6 @@ class RowBatch:
     """Of each sample, by its token ids alone: figures.repeats counts those that a whole part has twice."""
     row_ids: list[str | None]
     """Of each line, in order: the row's id, None where the line has none that can be read."""
-    rows_in: int
     dropped: list[Dropped]
     stats: PartStats
 
@@ -199,7 +198,6 @@ def _batch(samples: Sequence[Sample], chunk: _Chunk, mask_id: int | None) -> Row
         truncated=truncated,
         fingerprints=np.array([fingerprint(sample.input_ids) for sample in samples], np.uint64),
         row_ids=chunk.row_ids,
-        rows_in=len(chunk.row_ids),
         dropped=sorted(chunk.dropped, key=lambda drop: drop.line),
         stats=count(lengths, supervised, truncated, **rows),
     )
