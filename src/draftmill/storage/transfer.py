@@ -11,6 +11,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -149,26 +150,28 @@ class Transfers:
         if store.folder is not None:
             return store.stat(key)
 
-        async def once() -> InputFile | None:
-            try:
-                return described(await obstore.head_async(store.backend, key))
-            except FileNotFoundError:
-                return None
+        async def once() -> InputFile:
+            return described(await obstore.head_async(store.backend, key))
 
-        return await self._insisting(f"{store.url}/{key}", once)
+        return await self._insisting(f"{store.url}/{key}", partial(_if_there, once))
 
     async def find(self, store: Store, key: str) -> bytes | None:
         """The bytes of an object, or None where there is no such object."""
         if store.folder is not None:
             return store.find(key)
 
-        async def once() -> bytes | None:
-            try:
-                return bytes(await (await obstore.get_async(store.backend, key)).bytes_async())
-            except FileNotFoundError:
-                return None
+        async def once() -> bytes:
+            return bytes(await (await obstore.get_async(store.backend, key)).bytes_async())
 
-        return await self._insisting(f"{store.url}/{key}", once)
+        return await self._insisting(f"{store.url}/{key}", partial(_if_there, once))
+
+
+async def _if_there(request: Callable[[], Awaitable[T]]) -> T | None:
+    """What the request gives, None where there is no such object."""
+    try:
+        return await request()
+    except FileNotFoundError:
+        return None
 
 
 async def _blocks(span: Span, start: int, stop: int) -> AsyncIterator[bytes]:
