@@ -5,7 +5,8 @@ import random
 import pytest
 
 from draftmill.contracts.cards import InputFile
-from draftmill.tokenize.pieces import PLAIN, Piece, cut_parts, line_starts, pieces_of, shard_bytes
+from draftmill.contracts.rows import JSONL
+from draftmill.tokenize.pieces import Piece, cut_parts, line_starts, pieces_of, shard_bytes
 
 
 def _file(key: str, size: int) -> InputFile:
@@ -65,7 +66,7 @@ def test_compressed_and_empty_files_are_never_cut():
 def test_parts_are_filled_in_order_up_to_the_size_of_a_shard():
     sizes = [10, 20, 300, 5, 5, 80, 90]
     pieces = [Piece(file=_file(f"{i}.jsonl", size), start=0, stop=size) for i, size in enumerate(sizes)]
-    parts = cut_parts(pieces, part_bytes=shard_bytes(PLAIN, 100))
+    parts = cut_parts(pieces, part_bytes=shard_bytes(JSONL, 100))
     assert [[p.stop for p in part.pieces] for part in parts] == [[10, 20], [300], [5, 5, 80], [90]]
     assert [part.name for part in parts] == ["part-00000", "part-00001", "part-00002", "part-00003"]
     assert cut_parts([], 100) == ()

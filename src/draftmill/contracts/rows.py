@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+JSONL, JSONL_GZIP, JSONL_ZSTD = JSONL_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+"""Files of rows, plain or packed."""
 ROLES = {
     "system": "system",
     "developer": "developer",

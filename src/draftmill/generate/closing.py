@@ -10,12 +10,13 @@ from pathlib import Path
 import msgspec
 
 from draftmill.contracts.cards import AsideFile, Dropped, PartRecord
+from draftmill.contracts.rows import JSONL, JSONL_GZIP, JSONL_ZSTD
 from draftmill.generate.figures import AnswerFigures
 from draftmill.generate.part import Kind, OpenPart
 from draftmill.generate.spool import Spool
 from draftmill.storage.row_files import write_lines
 
-SUFFIXES = {"none": ".jsonl", "gzip": ".jsonl.gz", "zstd": ".jsonl.zst"}
+SUFFIXES = {"none": JSONL, "gzip": JSONL_GZIP, "zstd": JSONL_ZSTD}
 _RETRY = re.compile(r"-retry(\d+)\.")
 
 

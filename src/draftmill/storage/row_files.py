@@ -18,10 +18,12 @@ import zstandard
 
 from draftmill.contracts.cards import InputFile
 from draftmill.contracts.errors import InputError, RecipeError, StorageError
+from draftmill.contracts.rows import JSONL_GZIP, JSONL_SUFFIXES, JSONL_ZSTD
 from draftmill.storage.fetch import SHA256, local_copy
 from draftmill.storage.store import is_there, open_store, sha256_of, split_url
 
-PLAIN, GZIP, ZSTD, PARQUET = ROW_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+PARQUET = ".parquet"
+ROW_SUFFIXES = (*JSONL_SUFFIXES, PARQUET)
 _PARQUET_ROWS = 256
 # Text and ids pack to about a third at either level; zstd takes 5 ms a megabyte for it, gzip ten times as long.
 _ZSTD_LEVEL, _GZIP_LEVEL = 3, 6
@@ -94,9 +96,9 @@ def numbered_lines(path: Path, key: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _opened(path: Path, key: str) -> io.BufferedIOBase:
-    if key.endswith(GZIP):
+    if key.endswith(JSONL_GZIP):
         return gzip.open(path, "rb")
-    if key.endswith(ZSTD):
+    if key.endswith(JSONL_ZSTD):
         import pyarrow as pa  # 50 MB that a run over plain files does without
 
         # Arrow's reader goes on over several frames and refuses a cut one; zstandard's does neither by itself.
@@ -150,10 +152,10 @@ def write_lines(path: Path, make_lines: Callable[[], Iterator[bytes]]) -> Writte
 
 @contextmanager
 def _packed(file: IO[bytes], name: str, num_bytes: int) -> Iterator[IO[bytes]]:
-    if name.endswith(GZIP):
+    if name.endswith(JSONL_GZIP):
         with gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=_GZIP_LEVEL, mtime=0) as packed:
             yield cast(IO[bytes], packed)
-    elif name.endswith(ZSTD):
+    elif name.endswith(JSONL_ZSTD):
         packer = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True, write_content_size=True)
         with packer.stream_writer(file, size=num_bytes, closefd=False) as packed:
             yield cast(IO[bytes], packed)

@@ -14,8 +14,8 @@ import msgspec
 import pyarrow as pa
 
 from draftmill.contracts.errors import StorageError
+from draftmill.contracts.rows import JSONL, JSONL_GZIP, JSONL_ZSTD
 from draftmill.storage.local import reason, version_of
-from draftmill.tokenize.pieces import GZIP, PLAIN, ZSTD
 
 CHUNK_BYTES = 4 << 20
 _BLOCK_BYTES = 4 << 20
@@ -83,7 +83,7 @@ class _Blocks:
         return min(self._raw.tell(), self._piece.stop) - self._piece.start
 
     def __iter__(self) -> Iterator[bytes]:
-        left = self._piece.stop - self._piece.start if self._piece.key.endswith(PLAIN) else None
+        left = self._piece.stop - self._piece.start if self._piece.key.endswith(JSONL) else None
         while left is None or left > 0:
             block = self._text.read(_BLOCK_BYTES if left is None else min(left, _BLOCK_BYTES))
             if not block:
@@ -109,9 +109,9 @@ def _file(path: str) -> io.BufferedReader:
 
 
 def _decompressed(raw: io.BufferedReader, key: str) -> io.IOBase:
-    if key.endswith(GZIP):
+    if key.endswith(JSONL_GZIP):
         return gzip.GzipFile(fileobj=raw)
-    if key.endswith(ZSTD):
+    if key.endswith(JSONL_ZSTD):
         return pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd")
     return raw
 
@@ -136,9 +136,9 @@ def _lines(piece: LocalPiece, blocks: _Blocks) -> Iterator[bytes]:
 
 def _broken(piece: LocalPiece, count: int, error: Exception) -> str:
     said = str(error).splitlines()[0] if str(error) else type(error).__name__
-    if piece.key.endswith(PLAIN):
+    if piece.key.endswith(JSONL):
         return f"{piece.path} cannot be read after line {count:,}: {said}"
-    kind = "gzip" if piece.key.endswith(GZIP) else "zstd"
+    kind = "gzip" if piece.key.endswith(JSONL_GZIP) else "zstd"
     return (
         f"{piece.key}: its {kind} data break off or are damaged after line {count:,} ({said}): "
         "fetch the file again or compress it again, then run the same command"

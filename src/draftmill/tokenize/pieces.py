@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import msgspec
 
 from draftmill.contracts.cards import InputFile, part_name
+from draftmill.contracts.rows import JSONL, JSONL_GZIP, JSONL_ZSTD
 
-PLAIN, GZIP, ZSTD = SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 # Bytes of a shard for one byte of input: a token takes 4.13 bytes there and about 3.5 in JSON lines (measured over
 # code, mathematics and prose in 26 languages); gzip squeezes such text to about a third, zstd to a little less.
-_SHARD_BYTES_PER_BYTE = {PLAIN: 1.2, GZIP: 3.6, ZSTD: 3.8}
+_SHARD_BYTES_PER_BYTE = {JSONL: 1.2, JSONL_GZIP: 3.6, JSONL_ZSTD: 3.8}
 # Read around a cut to find the end of its line; a longer line takes several reads.
 _LINE_BYTES = 1 << 16
 _READERS = 16
@@ -82,8 +82,8 @@ def cut_parts(pieces: Sequence[Piece], part_bytes: int) -> tuple[PartInputs, ...
 def pieces_of(file: InputFile, part_bytes: int, read: ReadSpan) -> Iterator[Piece]:
     """The file, or, where it is plain and larger than a part, stretches of it of about one part each."""
     edges = [0, file.size]
-    if file.key.endswith(PLAIN):
-        step = max(1, round(part_bytes / _SHARD_BYTES_PER_BYTE[PLAIN]))
+    if file.key.endswith(JSONL):
+        step = max(1, round(part_bytes / _SHARD_BYTES_PER_BYTE[JSONL]))
         edges = [0, *line_starts(range(step, file.size, step), file.size, read), file.size]
     for start, stop in itertools.pairwise(edges):
         if start < stop:

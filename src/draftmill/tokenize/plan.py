@@ -11,11 +11,12 @@ from draftmill.chat.borders import find_borders
 from draftmill.chat.chat import Chat, open_chat
 from draftmill.contracts.cards import Plan, PlannedPart
 from draftmill.contracts.errors import InputError, RecipeError
+from draftmill.contracts.rows import JSONL_SUFFIXES
 from draftmill.settings.recipes import refuse_unknown
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.models import locate
 from draftmill.storage.sets import missing_parts
-from draftmill.tokenize.pieces import SUFFIXES, PartInputs, cut_parts
+from draftmill.tokenize.pieces import PartInputs, cut_parts
 from draftmill.tokenize.rows import RowMakerSpec
 from draftmill.tokenize.source import Source, open_source
 
@@ -78,7 +79,7 @@ def draw_up(settings: TokenizeSettings) -> Blueprint:
 
 def _refuse_output_in_input(settings: TokenizeSettings, source: Source) -> None:
     """What is written must not be read by the next run of the same command."""
-    if settings.input.endswith(SUFFIXES):
+    if settings.input.endswith(JSONL_SUFFIXES):
         return
     folder = source.store.folder
     read = source.store.url if folder is None else str(folder.resolve())

@@ -12,11 +12,12 @@ from typing import Any
 
 from draftmill.contracts.cards import CARD_FILE, PLAN_FILE, InputFile
 from draftmill.contracts.errors import InputError, StorageError
+from draftmill.contracts.rows import JSONL_SUFFIXES
 from draftmill.settings.workers import usable_cores
 from draftmill.storage.fetch import SHA256
 from draftmill.storage.sets import open_set
 from draftmill.storage.store import Store, open_store, sha256_of, split_url
-from draftmill.tokenize.pieces import SUFFIXES, Piece, pieces_of
+from draftmill.tokenize.pieces import Piece, pieces_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Source:
 
 def open_source(url: str) -> Source:
     """The input's files; InputError where there are none, StorageError where a set is unfinished or incomplete."""
-    if url.endswith(SUFFIXES):
+    if url.endswith(JSONL_SUFFIXES):
         folder, name = split_url(url)
         store = open_store(folder)
         listed = store.stat(name)
@@ -57,7 +58,7 @@ def open_source(url: str) -> Source:
         return _made(url)
     if store.find(CARD_FILE) is not None:
         raise StorageError(f"{url} holds a {CARD_FILE} but no {PLAN_FILE}: part of a set is missing")
-    return _bare(store, [file for file in store.files() if file.key.endswith(SUFFIXES)], url)
+    return _bare(store, [file for file in store.files() if file.key.endswith(JSONL_SUFFIXES)], url)
 
 
 def _made(url: str) -> Source:
@@ -78,7 +79,7 @@ def _made(url: str) -> Source:
 def _bare(store: Store, listed: Sequence[InputFile], url: str) -> Source:
     """Files without a card. Local ones are identified by content, so that a copied folder is the same input."""
     if not listed:
-        raise InputError(f"{url}: no {', '.join(SUFFIXES)} file there; name a folder or file of JSON lines")
+        raise InputError(f"{url}: no {', '.join(JSONL_SUFFIXES)} file there; name a folder or file of JSON lines")
     with ThreadPoolExecutor(usable_cores()) as readers:
         files = tuple(listed) if store.folder is None else tuple(readers.map(partial(_hashed, store), listed))
     return Source(store, files, {file.key: file for file in listed}, {})
