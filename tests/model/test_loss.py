@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 from torch.nn import functional as F  # noqa: E402
 
 from draftmill.model.loss import LossRule, Truth, block_loss, slot_weights  # noqa: E402
-from draftmill.model.vocabulary import Objective  # noqa: E402
+from draftmill.model.vocabulary import ROWS_PER_PIECE, ROWS_PER_TILE, Objective  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -102,6 +102,19 @@ def test_of_equal_logits_the_lowest_token_is_the_likeliest_as_in_decoding() -> N
     for shift, is_correct in ((0, True), (VOCAB, False)):
         found = ours((hidden, likeliest + shift, supervised, head, target), rule("decay"), tile_logits=7)
         assert bool(found.correct_NJ.all()) == is_correct
+
+
+@pytest.mark.parametrize("tile_logits", [None, ROWS_PER_TILE * 2 * ROWS_PER_PIECE])
+def test_the_likeliest_row_is_found_piece_by_piece_as_argmax_finds_it(tile_logits: int | None) -> None:
+    hidden, _, _, _, target = case()
+    half = torch.randn(2 * ROWS_PER_PIECE, HIDDEN, generator=torch.Generator().manual_seed(7))
+    head = torch.cat([half, half])  # four pieces, and every logit occurs in two of them
+    likeliest = (hidden @ head.T).argmax(-1)
+    assert likeliest.unique().numel() > BLOCKS and (likeliest >= ROWS_PER_PIECE).any()
+    supervised = torch.ones(BLOCKS, SLOTS, dtype=torch.bool)
+    for shift, is_correct in ((0, True), (1, False), (len(half), False)):
+        given = (hidden, likeliest + shift, supervised, head, target)
+        assert ours(given, rule("decay"), tile_logits=tile_logits).correct_NJ.eq(is_correct).all()
 
 
 def test_uniform_logits_cost_log_vocabulary_in_every_weighting() -> None:
