@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,17 @@ def refuse(settings: TrainSettings) -> dict[str, Any]:
             raise DataGateError("too few of them")
         ranks.check_equal([])
     return {}
+
+
+def blame_another(settings: TrainSettings) -> dict[str, Any]:
+    """A story in which rank 0 loses rank 1, and ends before rank 1 has said what was wrong."""
+    from draftmill.train.ranks import RankLostError
+
+    if os.environ["RANK"] == "1":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(1)
+        raise DataGateError("too few of them")
+    raise RankLostError("rank 1 is gone")
 
 
 def fall_over(settings: TrainSettings) -> dict[str, Any]:

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from draftmill.settings.train import TrainSettings
 from draftmill.train.launch import RankFailedError, Story, start_ranks
 from draftmill.train.ranks import Layout
-from small_run import be_killed, differ, fall_over, refuse, say
+from small_run import be_killed, blame_another, differ, fall_over, refuse, say
 
 pytestmark = pytest.mark.torch
 
@@ -31,6 +31,7 @@ def test_ranks_have_the_callers_environment_and_rank_0_says_what_came_of_it(
     [
         (be_killed, 1, r"rank 1 \(drafter 1\) was ended by SIGKILL, and the others were ended with it"),
         (refuse, 3, r"rank 1 \(drafter 1\): too few of them"),
+        (blame_another, 3, r"rank 1 \(drafter 1\): too few of them"),
         (fall_over, 1, r"rank 1 \(drafter 1\) ended with exit code 1 \(see above\)"),
         (differ, 1, r"ended with exit code 1 \(see above\)"),
     ],

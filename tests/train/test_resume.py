@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from draftmill.chat.chat import open_chat  # noqa: E402
 from draftmill.contracts.errors import RecipeError  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
-from draftmill.storage.checkpoints import MARKER_FILE, find_checkpoint, step_folder  # noqa: E402
+from draftmill.storage.checkpoints import MARKER_FILE, find_checkpoint, step_folder, steps_on  # noqa: E402
 from draftmill.storage.store import open_store  # noqa: E402
 from draftmill.train.run import run  # noqa: E402
 from sample_sets import GivenSample, write_samples  # noqa: E402
@@ -124,6 +124,8 @@ def test_a_process_interrupted_and_then_killed_ends_in_the_same_bytes(folder: Pa
         if ending is signal.SIGTERM:
             assert process.returncode == 130
             assert "interrupted" in json.loads(stdout.splitlines()[-1])["error"]
+            # Nothing is lost, wherever it stood: what it left is what the log tells of.
+            assert steps_on(open_store(str(output)))[-1] == metrics(output)[-1]["step"] > 4
         assert not (output / "card.json").exists()
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

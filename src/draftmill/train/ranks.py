@@ -268,7 +268,8 @@ def joined(settings: TrainSettings) -> Iterator[Ranks]:
     is_drafter = rank < layout.num_drafters
     yield Ranks(layout, rank, device, Groups(drafters if is_drafter else None, transfers))
     # Not after a failure: it would wait for ranks that are gone.
-    dist.destroy_process_group()
+    with _answered(layout.name(rank), "all of them were parting"):
+        dist.destroy_process_group()
 
 
 def _device(settings: TrainSettings) -> torch.device:
