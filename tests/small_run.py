@@ -109,13 +109,15 @@ def refuse(settings: TrainSettings) -> dict[str, Any]:
 
 def blame_another(settings: TrainSettings) -> dict[str, Any]:
     """A story in which rank 0 loses rank 1, and ends before rank 1 has said what was wrong."""
-    from draftmill.train.ranks import RankLostError
+    from draftmill.train.ranks import RankLostError, joined
 
     if os.environ["RANK"] == "1":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(1)
-        raise DataGateError("too few of them")
-    raise RankLostError("rank 1 is gone")
+    with joined(settings) as ranks:  # so that rank 1 does ignore it by now
+        if ranks.rank == 1:
+            time.sleep(1)
+            raise DataGateError("too few of them")
+        raise RankLostError("rank 1 is gone")
 
 
 def fall_over(settings: TrainSettings) -> dict[str, Any]:
