@@ -75,7 +75,7 @@ def samples() -> list[Sample]:
 
 def micros_of(settings: TrainSettings, step: int) -> list[PlannedRow]:
     numbers = range(step * settings.rows_per_step, (step + 1) * settings.rows_per_step)
-    return [PlannedRow(m // SAMPLES, (m % SAMPLES,), (ANCHORS,), 0, m) for m in numbers]
+    return [PlannedRow(m // SAMPLES, (m % SAMPLES,), (ANCHORS,), 0, m, (TOKENS,)) for m in numbers]
 
 
 @dataclass
@@ -88,10 +88,9 @@ class Side:
 
     @property
     def traffic(self) -> Traffic:
-        lengths = np.full(SAMPLES, TOKENS, dtype=np.int32)
         width = self.settings.num_taps * HIDDEN
         rows = lambda step: micros_of(self.settings, step)  # noqa: E731
-        return Traffic(rows, 0, self.num_steps, 1, lengths, width, torch.float32)
+        return Traffic(rows, 0, self.num_steps, 1, width, torch.float32)
 
     @property
     def num_steps(self) -> int:

@@ -96,7 +96,7 @@ def padding() -> dict[int, float]:
 def _padding(lengths: list[int], max_tokens: int) -> float:
     settings = TrainSettings(input="set", output=("run",), target="target", max_tokens=max_tokens)
     kept = tuple(KeptSample(i, length, length - 1) for i, length in enumerate(lengths))
-    plan = RowPlan(kept, settings)
+    plan = RowPlan(1, lambda _part: kept, settings)
     padded = tokens = 0
     for step in range(plan.num_steps(1)):
         in_row = [lengths[i] for row in plan.micros_of(step) for i in row.samples]

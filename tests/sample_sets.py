@@ -8,36 +8,61 @@ import pyarrow as pa
 
 from draftmill.contracts.cards import PartRecord, Plan, PlannedPart, make_card, part_name
 from draftmill.contracts.samples import SAMPLE_SCHEMA
+from draftmill.storage.growing import GrowingSet, open_growing
 from draftmill.storage.sets import open_set_writer
 from draftmill.storage.store import sha256_of
+from draftmill.storage.waiting import Waiting
 
 GivenSample = tuple[str, Sequence[int], Sequence[bool]]
 
 
+class Producer:
+    """Makes a tokenized set of given samples (id, ids, loss mask) a part at a time, in any order; the plan at once."""
+
+    def __init__(self, url: str | Path, samples: Sequence[GivenSample], tokenizer_hash: str, num_parts: int) -> None:
+        self._samples = samples
+        self._tokenizer_hash = tokenizer_hash
+        self._records: dict[int, PartRecord] = {}
+        names = [part_name(i) for i in range(num_parts)]
+        parts = tuple(PlannedPart(name=name, inputs=(f"{name}.jsonl",)) for name in names)
+        plan = Plan(room="tokenize", recipe={"tokenizer_hash": tokenizer_hash}, inputs=(), parts=parts)
+        self._writer = open_set_writer([str(url)], plan)
+
+    def publish(self, *indices: int) -> None:
+        """Makes these parts, in this order."""
+        plan, samples = self._writer.plan, self._samples
+        for i in indices:
+            chunk = samples[i * len(samples) // len(plan.parts) : (i + 1) * len(samples) // len(plan.parts)]
+            name, data = plan.parts[i].name, _arrow(chunk)
+            self._records[i] = PartRecord(
+                name=name,
+                file=f"{name}.arrow",
+                rows_in=len(chunk),
+                rows=len(chunk),
+                tokens=sum(len(ids) for _, ids, _ in chunk),
+                bytes=len(data),
+                sha256=sha256_of(data),
+                plan=plan.hash,
+            )
+            self._writer.publish(self._records[i], data)
+
+    def finish(self) -> None:
+        """Makes the parts that are missing, and the card."""
+        self.publish(*(i for i in range(len(self._writer.plan.parts)) if i not in self._records))
+        records = tuple(record for _, record in sorted(self._records.items()))
+        content = {"tokenizer_hash": self._tokenizer_hash}
+        self._writer.finish(make_card("tokenize", self._writer.plan, records, content, {}))
+
+
 def write_samples(url: str | Path, samples: Sequence[GivenSample], tokenizer_hash: str, num_parts: int = 2) -> str:
-    """Publishes the samples (id, ids, loss mask) in `num_parts` parts with their card; returns the URL."""
-    names = [part_name(i) for i in range(num_parts)]
-    parts = tuple(PlannedPart(name=name, inputs=(f"{name}.jsonl",)) for name in names)
-    plan = Plan(room="tokenize", recipe={}, inputs=(), parts=parts)
-    writer = open_set_writer([str(url)], plan)
-    records = []
-    for i, name in enumerate(names):
-        chunk = samples[i * len(samples) // num_parts : (i + 1) * len(samples) // num_parts]
-        data = _arrow(chunk)
-        record = PartRecord(
-            name=name,
-            file=f"{name}.arrow",
-            rows_in=len(chunk),
-            rows=len(chunk),
-            tokens=sum(len(ids) for _, ids, _ in chunk),
-            bytes=len(data),
-            sha256=sha256_of(data),
-            plan=plan.hash,
-        )
-        writer.publish(record, data)
-        records.append(record)
-    writer.finish(make_card("tokenize", plan, tuple(records), {"tokenizer_hash": tokenizer_hash}, {}))
+    """Publishes the samples in `num_parts` parts with their card; returns the URL."""
+    Producer(url, samples, tokenizer_hash, num_parts).finish()
     return str(url)
+
+
+def open_samples(url: str | Path, limit_s: float = 0) -> GrowingSet:
+    """A tokenized set, whose next part is waited for `limit_s` seconds."""
+    return open_growing(str(url), "tokenize", Waiting(limit_s), patience_s=0)
 
 
 def _arrow(samples: Sequence[GivenSample]) -> bytes:

@@ -16,7 +16,6 @@ from draftmill.model.grouped import GroupedAttention  # noqa: E402
 from draftmill.model.mask import dense_mask  # noqa: E402
 from draftmill.model.shape import DrafterShape  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
-from draftmill.storage.sets import open_set  # noqa: E402
 from draftmill.train.batches import (  # noqa: E402
     Batch,
     Batches,
@@ -28,7 +27,7 @@ from draftmill.train.features import DocumentStates, OwnTarget, TargetFeatures, 
 from draftmill.train.gate import KeptSample  # noqa: E402
 from draftmill.train.rows import PlannedRow, RowPlan  # noqa: E402
 from draftmill.train.samples import IntArray, Sample, SampleSet  # noqa: E402
-from sample_sets import GivenSample, write_samples  # noqa: E402
+from sample_sets import GivenSample, open_samples, write_samples  # noqa: E402
 from tiny import write_tiny_target  # noqa: E402
 from tiny_drafter import random_drafter  # noqa: E402
 
@@ -119,7 +118,7 @@ def test_runs_end_where_supervision_does() -> None:
 
 def test_anchors_of_a_sample_do_not_depend_on_its_company(tmp_path: Path) -> None:
     given: list[GivenSample] = [(f"s{i}", [5] * 30, [True] * 30) for i in range(4)]
-    samples = SampleSet(open_set(write_samples(tmp_path, given, "hash"), "tokenize"))
+    samples = SampleSet(open_samples(write_samples(tmp_path, given, "hash")))
     batches = Batches(samples, OwnTarget(CountedFeatures()), SHAPE, 7, size_of())
     alone = batches.batch_at(PlannedRow(2, (3,), (6,))).layout.anchors_N.tolist()
     together = batches.batch_at(PlannedRow(2, (1, 3, 0), (4, 6, 4))).layout.anchors_N.tolist()
@@ -157,7 +156,7 @@ def test_filling_up_to_constant_shapes_adds_nothing_that_is_seen_or_learnt() -> 
 
 def test_further_draws_of_a_visit_ask_the_target_once_and_have_anchors_of_their_own(tmp_path: Path) -> None:
     given: list[GivenSample] = [(f"s{i}", [5] * 30, [True] * 30) for i in range(4)]
-    samples = SampleSet(open_set(write_samples(tmp_path, given, "hash"), "tokenize"))
+    samples = SampleSet(open_samples(write_samples(tmp_path, given, "hash")))
     asked: list[list[str]] = []
 
     class Counting(CountedFeatures):
@@ -179,7 +178,7 @@ def test_further_draws_of_a_visit_ask_the_target_once_and_have_anchors_of_their_
 
 def test_a_sample_longer_than_a_row_is_read_up_to_the_cut(tmp_path: Path) -> None:
     given: list[GivenSample] = [(f"s{i}", list(range(90)), [True] * 90) for i in range(2)]
-    samples = SampleSet(open_set(write_samples(tmp_path, given, "hash"), "tokenize"))
+    samples = SampleSet(open_samples(write_samples(tmp_path, given, "hash")))
     batch = Batches(samples, OwnTarget(CountedFeatures()), SHAPE, 7, size_of()).batch_at(PlannedRow(0, (1,), (63,)))
     assert batch.layout.context_len == 64
     assert batch.layout.anchors_N.tolist() == list(range(63))
@@ -198,7 +197,7 @@ def test_padding_is_at_most_a_twentieth_on_the_storys_lengths(max_tokens: int) -
     assert 1_900 < np.mean(story_lengths(4_000)) < 2_200
     kept = tuple(KeptSample(i, length, length - 1) for i, length in enumerate(lengths))
     settings = TrainSettings(input="i", output=("o",), target="t", max_tokens=max_tokens)
-    plan = RowPlan(kept, settings)
+    plan = RowPlan(1, lambda _part: kept, settings)
     padded = tokens = 0
     for step in range(plan.num_steps(1)):
         in_row = [lengths[i] for row in plan.micros_of(step) for i in row.samples]
@@ -241,11 +240,11 @@ def test_any_sample_can_be_had_by_its_index(tmp_path: Path) -> None:
     given: list[GivenSample] = [
         (f"s{i}", list(range(i, 2 * i + 2)), [t % 2 == 0 for t in range(i + 2)]) for i in range(11)
     ]
-    samples = SampleSet(open_set(write_samples(tmp_path, given, "hash", num_parts=3), "tokenize"))
-    assert len(samples) == 11
+    samples = SampleSet(open_samples(write_samples(tmp_path, given, "hash", num_parts=3)))
+    assert samples.start_of(3) == 11
     for i in (10, 0, 4, 3):
         assert samples[i].id == f"s{i}"
         assert samples[i].input_ids.tolist() == given[i][1]
         assert samples[i].loss_mask.tolist() == given[i][2]
-    flat = [token for batch in samples.batches() for token in batch.input_ids.tolist()]
+    flat = [token for part in range(3) for batch in samples.batches(part) for token in batch.input_ids.tolist()]
     assert flat == [token for _, ids, _ in given for token in ids]

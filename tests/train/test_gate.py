@@ -7,20 +7,24 @@ import pytest
 from draftmill.chat.chat import open_chat
 from draftmill.contracts.errors import DataGateError, InputError, RecipeError
 from draftmill.settings.train import TrainSettings
-from draftmill.storage.sets import open_set
-from draftmill.train.gate import GatedSamples, Vocabulary, check_tokenizer, gate, vocabulary_of
+from draftmill.storage.waiting import StalledError
+from draftmill.train.gate import MIN_JUDGED, Findings, GatedSamples, Vocabulary, check_tokenizer, gate, vocabulary_of
 from draftmill.train.samples import SampleSet
-from sample_sets import GivenSample, write_samples
+from sample_sets import GivenSample, Producer, open_samples, write_samples
 from tiny import IM_END_ID, VOCAB_SIZE, write_tiny_tokenizer
 
 VOCABULARY = Vocabulary(num_rows=20, reserved=frozenset({1}), tokenizer_ids=frozenset(range(18)))
 GOOD: GivenSample = ("good", [2, 3, 4, 5], [False, True, True, True])
 
 
-def gated(folder: Path, samples: list[GivenSample], vocabulary: Vocabulary = VOCABULARY, **settings) -> GatedSamples:
+def judged(folder: Path, samples: list[GivenSample], vocabulary: Vocabulary = VOCABULARY, **settings) -> GatedSamples:
     url = write_samples(folder, samples, "hash", num_parts=1)
     chosen = TrainSettings(input=url, output=("out",), target="t", **{"max_dropped_frac": 1.0, **settings})
-    return gate(SampleSet(open_set(url, "tokenize")), vocabulary, chosen)
+    return gate(SampleSet(open_samples(url)), vocabulary, chosen)
+
+
+def gated(folder: Path, samples: list[GivenSample], **settings) -> Findings:
+    return judged(folder, samples, **settings).first(1)
 
 
 def test_kept_samples_know_their_length_and_their_anchor_positions(tmp_path: Path) -> None:
@@ -28,7 +32,7 @@ def test_kept_samples_know_their_length_and_their_anchor_positions(tmp_path: Pat
     found = gated(tmp_path, [GOOD, two])
     assert [(s.index, s.length, s.num_eligible) for s in found.kept] == [(0, 4, 2), (1, 6, 1)]
     assert found.num_tokens == 10
-    assert found.seen_ids == (2, 3, 4, 5)
+    assert judged(tmp_path, [GOOD, two]).seen_ids() == (2, 3, 4, 5)
 
 
 def test_supervision_never_runs_on_into_the_next_sample(tmp_path: Path) -> None:
@@ -60,18 +64,19 @@ def test_a_sample_longer_than_a_row_is_cut_flagged_and_kept_where_anchors_remain
     assert (found.num_cut, found.num_tokens, found.dropped) == (2, 20, ())
 
 
-def test_the_mask_is_the_first_row_that_neither_tokenizer_nor_data_use(tmp_path: Path) -> None:
+def test_the_mask_is_the_first_row_that_the_tokenizer_leaves_whatever_is_in_the_data(tmp_path: Path) -> None:
     used: GivenSample = ("used", [2, 18, 3], [True] * 3)
-    assert gated(tmp_path / "a", [GOOD]).mask_id == 18
-    assert gated(tmp_path / "b", [GOOD, used]).mask_id == 19
+    assert judged(tmp_path / "a", [GOOD]).mask_id == 18
+    assert judged(tmp_path / "b", [GOOD, used]).mask_id == 18
+    assert [row.reason for row in gated(tmp_path / "c", [GOOD, used]).dropped] == ["holds the mask token"]
 
 
 def test_where_the_tokenizer_uses_every_row_the_mask_is_the_first_that_the_data_leave(tmp_path: Path) -> None:
     full = Vocabulary(num_rows=6, reserved=frozenset({0}), tokenizer_ids=frozenset(range(6)))
-    assert gated(tmp_path / "a", [GOOD], full).mask_id == 1
+    assert judged(tmp_path / "a", [GOOD], full).mask_id == 1
     every: GivenSample = ("every", [1, 2, 3, 4, 5], [True] * 5)
     with pytest.raises(DataGateError, match="no embedding row is left"):
-        gated(tmp_path / "b", [every], full)
+        judged(tmp_path / "b", [every], full)
 
 
 @pytest.mark.parametrize(("mask_id", "says"), [(1, "pad, eos or bos"), (20, "outside the target's embedding of 20")])
@@ -100,9 +105,9 @@ def test_ids_beyond_the_embedding_are_refused(tmp_path: Path) -> None:
 
 def test_another_tokenizer_than_the_targets_is_refused(tmp_path: Path) -> None:
     chat = open_chat(write_tiny_tokenizer(tmp_path / "target"))
-    mine = open_set(write_samples(tmp_path / "mine", [GOOD], chat.tokenizer_hash, 1), "tokenize")
+    mine = open_samples(write_samples(tmp_path / "mine", [GOOD], chat.tokenizer_hash, 1))
     check_tokenizer(mine, chat, tmp_path / "target")
-    other = open_set(write_samples(tmp_path / "other", [GOOD], "0" * 64, 1), "tokenize")
+    other = open_samples(write_samples(tmp_path / "other", [GOOD], "0" * 64, 1))
     with pytest.raises(InputError, match="another tokenizer"):
         check_tokenizer(other, chat, tmp_path / "target")
 
@@ -117,3 +122,36 @@ def test_the_vocabulary_is_read_without_loading_the_target(tmp_path: Path) -> No
     (folder / "config.json").write_text('{"text_config": {"eos_token_id": 7}}')
     with pytest.raises(InputError, match=r"config\.json says no vocab_size"):
         vocabulary_of(folder, open_chat(folder))
+
+
+def unfinished(folder: Path, samples: list[GivenSample], vocabulary: Vocabulary = VOCABULARY) -> GatedSamples:
+    """A set of two parts, of which only the first is there."""
+    Producer(folder, samples, "hash", num_parts=2).publish(0)
+    chosen = TrainSettings(input=str(folder), output=("out",), target="t", num_steps=1)
+    return gate(SampleSet(open_samples(folder)), vocabulary, chosen)
+
+
+def test_a_part_of_an_unfinished_set_is_refused_by_its_name_once_it_is_needed(tmp_path: Path) -> None:
+    masked: list[GivenSample] = [("m", [2, 18, 3], [True] * 3)] * 3
+    good = [GOOD] * (2 * MIN_JUDGED - 3)
+    gated = unfinished(tmp_path, [*masked, *good])
+    with pytest.raises(StalledError, match=r"part-00001 of .* is awaited since"):
+        gated.kept(1)
+    with pytest.raises(DataGateError, match=r"3 of 20 samples of part-00000\.arrow of .*holds the mask token: 3"):
+        gated.kept(0)
+
+
+def test_a_small_part_is_refused_only_where_nothing_of_it_is_left(tmp_path: Path) -> None:
+    masked: GivenSample = ("m", [2, 18, 3], [True] * 3)
+    Producer(tmp_path, [GOOD, masked, masked, masked], "hash", num_parts=2).publish(0, 1)
+    chosen = TrainSettings(input=str(tmp_path), output=("out",), target="t", num_steps=1)
+    found = gate(SampleSet(open_samples(tmp_path)), VOCABULARY, chosen)
+    assert [sample.index for sample in found.kept(0)] == [0]
+    with pytest.raises(DataGateError, match=r"none of 2 samples of part-00001\.arrow"):
+        found.kept(1)
+
+
+def test_an_unfinished_set_cannot_tell_which_row_its_data_will_leave(tmp_path: Path) -> None:
+    full = Vocabulary(num_rows=6, reserved=frozenset({0}), tokenizer_ids=frozenset(range(6)))
+    with pytest.raises(RecipeError, match=r"is unfinished, and the tokenizer names all 6 rows .* with mask_id"):
+        unfinished(tmp_path, [GOOD, GOOD], full)

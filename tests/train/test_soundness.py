@@ -10,9 +10,8 @@ torch = pytest.importorskip("torch")
 from draftmill.chat.chat import open_chat  # noqa: E402
 from draftmill.extract.target import load_target  # noqa: E402
 from draftmill.storage.models import locate  # noqa: E402
-from draftmill.storage.sets import open_set  # noqa: E402
 from draftmill.train.batches import Batches, BatchRule  # noqa: E402
-from draftmill.train.data import TrainingData, read_data  # noqa: E402
+from draftmill.train.data import TrainingData, open_input, read_data  # noqa: E402
 from draftmill.train.features import DocumentStates, OwnTarget  # noqa: E402
 from draftmill.train.loop import PoisonedError, train  # noqa: E402
 from draftmill.train.ranks import alone  # noqa: E402
@@ -63,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(folder: Path, bad: float, **changed: object) -> RunState:
     """Four steps over six samples, one of them with a number of its own in its states."""
     chosen = small_settings(folder, folder / "out", rows_per_step=1, num_steps=4, **changed)
-    data: TrainingData = read_data(chosen, open_set(chosen.input, "tokenize"), locate(chosen.target))
+    data: TrainingData = read_data(chosen, open_input(chosen), locate(chosen.target))
     target = load_target(folder / "target")
     run = new_run(initial_drafter(target, chosen, data.mask_id), chosen)
     job = Job(chosen, data, folder / "target", alone(CPU))
@@ -87,7 +86,7 @@ def test_more_poisoned_samples_than_may_be_end_the_run(folder: Path) -> None:
 
 def test_what_stands_beside_a_poisoned_sample_is_learnt_from_as_if_it_stood_alone(folder: Path) -> None:
     chosen = small_settings(folder, folder / "out")
-    data = read_data(chosen, open_set(chosen.input, "tokenize"), locate(chosen.target))
+    data = read_data(chosen, open_input(chosen), locate(chosen.target))
     shape = initial_drafter(load_target(folder / "target"), chosen, data.mask_id).shape
     rule = BatchRule.of(chosen, is_constant=False)
     bad, good = (Batches(data.samples, OwnTarget(SpoiltStates(v)), shape, 0, rule) for v in (float("nan"), 1.0))

@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 from draftmill.contracts.errors import EXIT_USAGE, RecipeError, StorageError
 from draftmill.settings.train import TrainSettings
 from draftmill.train.data import open_input
-from sample_sets import write_samples
+from sample_sets import Producer, write_samples
 
 pytestmark = pytest.mark.torch
 
@@ -19,13 +19,18 @@ def settings(folder: Path, **changed: object) -> TrainSettings:
 
 def test_an_unfinished_set_needs_a_number_of_steps(tmp_path: Path) -> None:
     write_samples(tmp_path, [("a", [1, 2, 3], [True] * 3)], "hash", num_parts=1)
-    assert len(open_input(settings(tmp_path)).inputs) == 1
+    assert open_input(settings(tmp_path)).was_finished
     (tmp_path / "card.json").unlink()
     with pytest.raises(RecipeError, match="num_epochs 6 would take; set num_steps") as refused:
         open_input(settings(tmp_path))
     assert refused.value.exit_code == EXIT_USAGE
-    with pytest.raises(StorageError, match="unfinished"):
-        open_input(settings(tmp_path, num_steps=10))
+    assert not open_input(settings(tmp_path, num_steps=10)).was_finished
+
+
+def test_which_tokens_an_unfinished_set_will_hold_is_not_asked(tmp_path: Path) -> None:
+    Producer(tmp_path, [("a", [1, 2, 3], [True] * 3)], "hash", num_parts=1)
+    with pytest.raises(RecipeError, match='set loss_vocab = "all"'):
+        open_input(settings(tmp_path, num_steps=10, loss_vocab="seen"))
 
 
 def test_a_folder_that_is_no_set_is_told_as_that(tmp_path: Path) -> None:

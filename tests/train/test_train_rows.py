@@ -1,7 +1,8 @@
-"""Packing loses no sample, cuts no draw, and is a function of (seed, epoch, kept samples) alone."""
+"""Packing loses no sample, cuts no draw, and depends on (seed, epoch, kept samples) alone; part by part at first."""
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 
 from draftmill.settings.train import TrainSettings
 from draftmill.train.gate import KeptSample
@@ -12,9 +13,10 @@ KEPT = tuple(KeptSample(3 * i, length := rng.randint(2, 60), rng.randint(1, leng
 LENGTHS = {sample.index: sample.length for sample in KEPT}
 
 
-def plan(**changed: int) -> RowPlan:
+def plan(parts: Sequence[Sequence[KeptSample]] = (KEPT,), **changed: int) -> RowPlan:
     settings = {"max_tokens": 100, "num_anchors": 40, "rows_per_step": 2, **changed}
-    return RowPlan(KEPT, TrainSettings(input="in", output=("out",), target="t", **settings))  # type: ignore[arg-type]
+    chosen = TrainSettings(input="in", output=("out",), target="t", **settings)  # type: ignore[arg-type]
+    return RowPlan(len(parts), lambda part: parts[part], chosen)
 
 
 def rows(found: RowPlan, num_steps: int) -> list[PlannedRow]:
@@ -61,3 +63,40 @@ def test_draws_of_one_pass_are_successive_steps_over_the_same_rows() -> None:
         assert [row.draw for row in rows_of_step] == [step % 3] * 2
         visits = [(row.epoch, row.samples, row.counts) for row in rows_of_step]
         assert visits == [(row.epoch, row.samples, row.counts) for row in once.micros_of(step // 3)]
+
+
+PARTS = [KEPT[:20], (), KEPT[20:45], KEPT[45:]]
+
+
+def test_the_first_epoch_goes_through_the_parts_in_turn_and_later_ones_through_all() -> None:
+    found = plan(PARTS)
+    in_turn = [i for row in rows(found, found.num_steps(2)) if row.epoch == 0 for i in row.samples]
+    bounds = [(0, 20), (20, 45), (45, 50)]
+    assert [set(in_turn[a:b]) for a, b in bounds] == [{s.index for s in KEPT[a:b]} for a, b in bounds]
+    assert in_turn != sorted(in_turn)
+    later = [i for row in rows(found, found.num_steps(2)) if row.epoch == 1 for i in row.samples]
+    assert (
+        later == [i for row in rows(plan(), plan().num_steps(2)) if row.epoch == 1 for i in row.samples][: len(later)]
+    )
+
+
+def test_a_part_is_asked_for_when_its_first_row_is_and_the_whole_set_before_the_second_epoch() -> None:
+    asked: list[int] = []
+    whole: list[int] = []
+
+    def kept_of(part: int) -> Sequence[KeptSample]:
+        asked.append(part)
+        return PARTS[part]
+
+    settings = TrainSettings(input="in", output=("out",), target="t", max_tokens=100, num_anchors=40)
+    found = RowPlan(len(PARTS), kept_of, settings, lambda: whole.append(len(asked)))
+    last = 0
+    while (row := found.micros_of(last)[0]).epoch == 0:
+        assert max(asked) == next(p for p, part in enumerate(PARTS) if row.samples[0] in {s.index for s in part})
+        assert found.parts_reached(last + 1) == max(asked) + 1 and not whole
+        last += 1
+    assert whole == [4] and found.parts_reached(last + 1) == 4
+
+
+def test_rows_know_how_long_their_samples_are() -> None:
+    assert all(row.lengths == tuple(LENGTHS[i] for i in row.samples) for row in rows(plan(PARTS), 30))

@@ -14,18 +14,21 @@ from draftmill.train.transit import Arriving, Traffic, joined_states  # noqa: E4
 pytestmark = pytest.mark.torch
 
 ROWS_PER_STEP, DRAWS, NUM_STEPS = 3, 4, 12
-LENGTHS = np.array([5, 7, 2, 9, 4, 6])
+LENGTHS = (5, 7, 2, 9, 4, 6)
 
 
 def micros_of(step: int) -> list[PlannedRow]:
     """Rows of two samples, each visited in four steps running."""
     group, draw = divmod(step, DRAWS)
     numbers = range(group * ROWS_PER_STEP, (group + 1) * ROWS_PER_STEP)
-    return [PlannedRow(group, (m % 6, (m + 1) % 6), (1, 1), draw, m) for m in numbers]
+    return [
+        PlannedRow(group, (m % 6, (m + 1) % 6), (1, 1), draw, m, lengths=(LENGTHS[m % 6], LENGTHS[(m + 1) % 6]))
+        for m in numbers
+    ]
 
 
 def traffic(first_step: int = 0, draws: int = DRAWS) -> Traffic:
-    return Traffic(micros_of, first_step, NUM_STEPS, draws, LENGTHS, width=8, dtype=torch.bfloat16)
+    return Traffic(micros_of, first_step, NUM_STEPS, draws, width=8, dtype=torch.bfloat16)
 
 
 def indices(rows: Iterable[PlannedRow]) -> list[int]:

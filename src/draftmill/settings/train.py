@@ -17,7 +17,7 @@ class TrainSettings(RoomSettings):
     """From a tokenized set and a frozen target to checkpoints of a drafter."""
 
     input: str
-    """The tokenized set: the output of draftmill tokenize."""
+    """The tokenized set: the output of draftmill tokenize, which may still be at work on it."""
     output: tuple[str, ...] = Field(min_length=1)
     """Folders (local or s3://) that receive checkpoints, metrics.jsonl and the card; may be given twice."""
     target: str
@@ -32,7 +32,8 @@ class TrainSettings(RoomSettings):
     block_size: int = Field(16, ge=2)
     """Tokens per drafted block, the known anchor included."""
     mask_id: int | None = Field(None, ge=0)
-    """The token that stands for a slot to be drafted; none: the first embedding row that tokenizer and data leave."""
+    """The token that stands for a slot to be drafted; none: the first embedding row that the tokenizer leaves, or where
+    it names them all, the first that the data leave (which an unfinished set cannot tell)."""
     num_heads: int | None = Field(None, ge=1)
     """Query heads of the drafter; none: the target's, where its head_dim is at most 128."""
     num_kv_heads: int | None = Field(None, ge=1)
@@ -144,8 +145,13 @@ class TrainSettings(RoomSettings):
     keep_checkpoints: int = Field(3, ge=1)
     """How many of the newest checkpoints stay, beside step 0."""
     store_patience_s: float = Field(600, ge=0)
-    """How long an object store that does not answer is waited for when a checkpoint is written; training goes on
+    """How long an object store that does not answer is waited for. When a checkpoint is written training goes on
     meanwhile, until the next one is due."""
+    stall_timeout_s: float = Field(1200, gt=0)
+    """How long the next part of an unfinished set is waited for while no other part of it appears either; with several
+    ranks less than rank_timeout_s."""
+    data_cache_bytes: int = Field(64 << 30, ge=1)
+    """Local disk for parts fetched from an object store; the whole set must fit where it is read more than once."""
     eval_every: int | None = Field(None, ge=1)
     """Steps between measurements of the acceptance length on eval_input, a multiple of save_every (and at the last
     step); none: no measurement while training. They change no weight."""

@@ -11,12 +11,13 @@ from draftmill.storage.store import Store, sha256_of
 SHA256 = "sha256:"
 
 
-def local_copy(store: Store, file: InputFile) -> Path:
+def local_copy(store: Store, file: InputFile, folder: Path | None = None) -> Path:
     """A local path with the bytes that `file` names; StorageError where they are missing, cut or different.
 
-    An identity `sha256:…` is checked by content, a store's etag by size.
+    An identity `sha256:…` is checked by content, a store's etag by size. Objects go to `folder`, or to the cache.
     """
-    path = store.folder / file.key if store.folder else cache_folder() / "objects" / _object_name(store, file)
+    place = store.folder / file.key if store.folder else None
+    path = place or (folder or cache_folder() / "objects") / _object_name(store, file)
     if not path.is_file() and store.folder is None:
         store.fetch(file.key, path)
     if not path.is_file():

@@ -94,10 +94,8 @@ class SetWriter:
 
     def _whole(self, store: Store, part: str) -> PartRecord | None:
         """The record of a part, if the store holds it and its files in full length."""
-        data = store.find(record_file(part))
-        record = None if data is None else _decoded(data, PartRecord, store, record_file(part))
-        is_ours = record is not None and record.plan == self.plan.hash
-        return record if record and is_ours and all(store.size(file) == size for file, size in record.files) else None
+        record = record_at(store, part, self.plan)
+        return record if record and all(store.size(file) == size for file, size in record.files) else None
 
     def publish(self, record: PartRecord, data: bytes | Path, beside: Mapping[str, Path] | None = None) -> None:
         """Writes the part's data and what lies beside it (by file name), then its record, to every store."""
@@ -220,26 +218,39 @@ class SetReader:
 def open_set(url: str, room: str) -> SetReader:
     """The complete set at `url`, made by `room`; StorageError where there is none or it is unfinished."""
     store = open_store(url)
-    plan_data, card_data = store.find(PLAN_FILE), store.find(CARD_FILE)
-    if plan_data is None:
-        raise StorageError(f"{url} holds no {PLAN_FILE}: it is not the output of draftmill {room}")
-    plan = _decoded(plan_data, Plan, store, PLAN_FILE)
-    if plan.room != room:
-        raise StorageError(
-            f"{url} was made by draftmill {plan.room}, but the output of draftmill {room} is wanted here"
-        )
-    if card_data is None:
+    plan, card = plan_at(store, room), card_at(store)
+    if card is None:
         raise StorageError(
             f"{url} is unfinished, or its gate refused it: it has a plan but no {CARD_FILE}; run its draftmill {room} "
             "again to go on, or to be told what is wrong"
         )
-    return SetReader(store, plan, _decoded(card_data, Card, store, CARD_FILE))
+    return SetReader(store, plan, card)
 
 
-def is_unfinished(url: str) -> bool:
-    """Whether a set is planned at `url` and has no card yet: how much it will hold is not known."""
-    store = open_store(url)
-    return store.find(PLAN_FILE) is not None and store.find(CARD_FILE) is None
+def plan_at(store: Store, room: str) -> Plan:
+    """The plan of the set that `room` makes or has made there; StorageError where it is none of that room."""
+    data = store.find(PLAN_FILE)
+    if data is None:
+        raise StorageError(f"{store.url} holds no {PLAN_FILE}: it is not the output of draftmill {room}")
+    plan = _decoded(data, Plan, store, PLAN_FILE)
+    if plan.room != room:
+        raise StorageError(
+            f"{store.url} was made by draftmill {plan.room}, but the output of draftmill {room} is wanted here"
+        )
+    return plan
+
+
+def card_at(store: Store) -> Card | None:
+    """The card of a set that is complete; None where it is not."""
+    data = store.find(CARD_FILE)
+    return None if data is None else _decoded(data, Card, store, CARD_FILE)
+
+
+def record_at(store: Store, name: str, plan: Plan) -> PartRecord | None:
+    """The record of a part of this plan, if it is complete: one of another plan is a leftover."""
+    data = store.find(record_file(name))
+    record = None if data is None else _decoded(data, PartRecord, store, record_file(name))
+    return record if record is not None and record.plan == plan.hash else None
 
 
 def _decoded(data: bytes, kind: type[T], store: Store, name: str) -> T:

@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from draftmill.contracts.cards import Card, Plan, count_reasons, make_card
+from draftmill.contracts.cards import PLAN_FILE, Card, InputFile, Plan, canonical_json, count_reasons, make_card
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.checkpoints import MARKER_FILE, WEIGHTS_FILE, find_checkpoint, find_marker, step_folder, steps_on
+from draftmill.storage.growing import GrowingSet
 from draftmill.storage.models import fingerprint
 from draftmill.storage.provenance import Stopwatch, provenance
-from draftmill.storage.sets import SetReader
 from draftmill.storage.store import is_there, open_store, sha256_of
 from draftmill.train.data import TrainingData
 from draftmill.train.logbook import Logbook
@@ -26,7 +26,7 @@ _NOT_IN_PLAN = {
     *("input", "output", "target", "device", "dry_run", "feature_cache_bytes"),
     *("max_dropped_frac", "max_bad_steps", "min_agreement", "max_poisoned"),
     *("placement", "ranks", "target_ranks", "drafter_ranks", "in_flight_bytes", "rank_timeout_s"),
-    "store_patience_s",
+    *("store_patience_s", "stall_timeout_s", "data_cache_bytes"),
     *("eval_every", "eval_input", "eval_decode_prompts", "eval_walk_prompts", "eval_max_new_tokens"),
     *("trackers", "tracker_project"),
 }
@@ -34,15 +34,21 @@ _NOT_IN_PLAN = {
 LAST_STEPS = 20
 
 
-def plan_of(settings: TrainSettings, reader: SetReader, target: Path) -> Plan:
-    """The plan: the settings that affect the outcome, the parts it reads, and the target's identity."""
+def plan_of(settings: TrainSettings, parts: GrowingSet, target: Path) -> Plan:
+    """The plan: the settings that affect the outcome, the set it reads, and the target's identity.
+
+    The set is named by its plan, which is known before its first part is made, and which says what every part is made
+    of and how. A card would add the sha256 of each part: those stand on the run's own card, of the parts it has read.
+    """
     recipe = {
         **settings.model_dump(mode="json", exclude=_NOT_IN_PLAN),
         "target": fingerprint(target),
         "is_caching_features": settings.feature_cache_bytes > 0,
         "init": _start_of(settings),
     }
-    return Plan(room="train", recipe=recipe, inputs=reader.inputs, parts=())
+    size = len(canonical_json(parts.plan))
+    named = InputFile(key=PLAN_FILE, size=size, identity=f"sha256:{parts.plan.hash}")
+    return Plan(room="train", recipe=recipe, inputs=(named,), parts=())
 
 
 def _start_of(settings: TrainSettings) -> str:
@@ -55,18 +61,21 @@ def _start_of(settings: TrainSettings) -> str:
 def preview(settings: TrainSettings, plan: Plan, data: TrainingData) -> dict[str, Any]:
     """What `--dry-run` shows, also on stderr; writes nothing."""
     done = _steps_done(settings, plan)
-    kept, dropped = data.gated.kept, data.gated.dropped
+    parts = data.samples.parts
+    num_there = next((i for i in range(parts.num_parts) if parts.find(i) is None), parts.num_parts)
+    found = data.gated.first(num_there)
     shown = {
         "room": "train",
         "dry_run": True,
         "recipe": settings.model_dump(mode="json"),
         "inputs": {
-            "parts": len(plan.inputs),
-            "bytes": sum(file.size for file in plan.inputs),
-            "samples": len(kept),
-            "dropped": len(dropped),
-            "cut": data.gated.num_cut,
-            "tokens": data.gated.num_tokens,
+            "planned_parts": parts.num_parts,
+            "parts": num_there,
+            "bytes": sum(parts.part(i).file.size for i in range(num_there)),
+            "samples": len(found.kept),
+            "dropped": len(found.dropped),
+            "cut": found.num_cut,
+            "tokens": found.num_tokens,
         },
         "outputs": {"urls": list(settings.output), "mask_id": data.mask_id, "num_steps": data.num_steps},
         "left": {"steps": data.num_steps - done},
@@ -88,17 +97,19 @@ def _steps_done(settings: TrainSettings, plan: Plan) -> int:
 
 
 def card_of(plan: Plan, data: TrainingData, logbook: Logbook, watch: Stopwatch) -> Card:
-    """The card of a finished run; samples are its rows."""
-    gated, state = data.gated, logbook.run
+    """The card of a finished run; its rows are the samples of the parts that its steps have reached."""
+    state, num_parts = logbook.run, data.rows.parts_reached(data.num_steps)
+    found = data.gated.first(num_parts)
     shape = state.drafter.shape
     last = logbook.metrics.last(LAST_STEPS)
     content = {
-        "rows_in": len(gated.kept) + len(gated.dropped),
-        "rows": len(gated.kept),
-        "tokens": gated.num_tokens,
-        "dropped": count_reasons(gated.dropped),
-        "cut": gated.num_cut,
-        "dropped_rows": msgspec.to_builtins(gated.dropped),
+        "input_parts": {part.name: part.file.identity for part in map(data.samples.parts.part, range(num_parts))},
+        "rows_in": len(found.kept) + len(found.dropped),
+        "rows": len(found.kept),
+        "tokens": found.num_tokens,
+        "dropped": count_reasons(found.dropped),
+        "cut": found.num_cut,
+        "dropped_rows": msgspec.to_builtins(found.dropped),
         "num_steps": state.position.step,
         "num_bad_steps": state.position.num_bad,
         "poisoned": list(state.position.poisoned),

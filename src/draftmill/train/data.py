@@ -1,14 +1,17 @@
 """What a run is trained on: the set, what of it passed the gate, and which rows make which step."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 from draftmill.chat.chat import open_chat
-from draftmill.contracts.errors import RecipeError
+from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.extract.agreement import Text
 from draftmill.settings.train import TrainSettings
 from draftmill.speculation.requests import Request, read_material
-from draftmill.storage.sets import SetReader, is_unfinished, open_set
+from draftmill.storage.growing import GrowingSet, open_growing
+from draftmill.storage.waiting import Waiting
 from draftmill.train.gate import GatedSamples, check_tokenizer, gate, vocabulary_of
 from draftmill.train.rows import RowPlan
 from draftmill.train.samples import SampleSet
@@ -16,7 +19,7 @@ from draftmill.train.samples import SampleSet
 
 @dataclass(frozen=True)
 class TrainingData:
-    """A tokenized set, ready to be trained on."""
+    """A tokenized set, ready to be trained on, as far as it is there."""
 
     samples: SampleSet
     gated: GatedSamples
@@ -32,30 +35,51 @@ class TrainingData:
         """The token that stands for a slot to be drafted."""
         return self.gated.mask_id
 
+    def heed(self, check: Callable[[], None]) -> None:
+        """Has `check` called again and again while a part is awaited; it may raise."""
+        self.samples.parts.waiting.heed = check
+
     def first_texts(self, count: int) -> list[Text]:
-        """The first kept samples, as far as they are trained on."""
-        kept = self.gated.kept[:count]
+        """The first kept samples, as far as they are trained on; InputError where the set holds none."""
+        parts = self.samples.parts
+        kept = list(islice(chain.from_iterable(map(self.gated.kept, range(parts.num_parts))), count))
+        if not kept:
+            raise InputError(f"{parts.store.url} holds no samples: tokenize again and look at its card")
         samples = [self.samples[sample.index].cut(sample.length) for sample in kept]
         return [Text(s.input_ids.tolist(), int(s.loss_mask.argmax())) for s in samples]
 
 
-def open_input(settings: TrainSettings) -> SetReader:
-    """The tokenized set; RecipeError where its length is not known yet and nothing says how long to train."""
-    if settings.num_steps is None and is_unfinished(settings.input):
+def open_input(settings: TrainSettings) -> GrowingSet:
+    """The tokenized set, finished or not; RecipeError where settings ask for what only a finished one can tell."""
+    waiting = Waiting(settings.stall_timeout_s)
+    parts = open_growing(settings.input, "tokenize", waiting, settings.store_patience_s)
+    if parts.was_finished:
+        return parts
+    if settings.num_steps is None:
         raise RecipeError(
             f"{settings.input} is unfinished: how many samples it will hold is not known yet, nor how many steps "
             f"num_epochs {settings.num_epochs} would take; set num_steps, or train when its draftmill tokenize is done"
         )
-    return open_set(settings.input, "tokenize")
+    if settings.loss_vocab == "seen":
+        raise RecipeError(
+            f'{settings.input} is unfinished: which tokens occur in it is not known yet; set loss_vocab = "all", or '
+            "train when its draftmill tokenize is done"
+        )
+    return parts
 
 
-def read_data(settings: TrainSettings, reader: SetReader, target: Path) -> TrainingData:
+def read_data(settings: TrainSettings, parts: GrowingSet, target: Path) -> TrainingData:
     """Puts the set through the gate and lays out the run."""
     chat = open_chat(target)
-    check_tokenizer(reader, chat, target)
-    samples = SampleSet(reader)
+    check_tokenizer(parts, chat, target)
+    samples = SampleSet(parts, settings.data_cache_bytes)
     gated = gate(samples, vocabulary_of(target, chat), settings)
-    rows = RowPlan(gated.kept, settings)
+
+    def before_second_epoch() -> None:
+        parts.complete()
+        samples.refuse_endless_fetching()
+
+    rows = RowPlan(parts.num_parts, gated.kept, settings, before_second_epoch)
     num_steps = settings.num_steps or rows.num_steps(settings.num_epochs)
     held_out = read_material(settings.eval_input, chat).requests if settings.eval_every else ()
     return TrainingData(samples, gated, rows, num_steps, held_out, chat.stop_ids)

@@ -1,22 +1,28 @@
 """The gate before training: is this set this target's, is the mask token free, is there anything to learn.
 
 Samples longer than a row are cut there and counted. Samples that cannot be trained on are dropped and listed: without
-an anchor position, or holding the mask token. The set is refused where nothing is left, or where more is dropped than
-`max_dropped_frac`.
+an anchor position, or holding the mask token. A finished set is judged as a whole before the first step, one that is
+still being made part by part as they come: refused where nothing is left, or more is dropped than `max_dropped_frac`.
+What was found in a part is remembered by its content, so that a run that goes on need not read it again.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
 from draftmill.chat.chat import Chat
 from draftmill.contracts.cards import Dropped, count_reasons, told_reasons
 from draftmill.contracts.errors import DataGateError, InputError, RecipeError
 from draftmill.settings.train import TrainSettings
+from draftmill.storage.growing import GrowingSet
 from draftmill.storage.models import CONFIG_FILE, text_config
-from draftmill.storage.sets import SetReader
+from draftmill.train.remember import remembered
 from draftmill.train.samples import BoolArray, IntArray, SampleBatch, SampleSet
+
+# A part of fewer samples than these is not refused for its share of dropped ones: a share of so few says nothing.
+MIN_JUDGED = 20
 
 
 @dataclass(frozen=True)
@@ -31,14 +37,11 @@ class KeptSample:
 
 
 @dataclass(frozen=True)
-class GatedSamples:
-    """What passed the gate, what did not, and the mask token that holds for it."""
+class Findings:
+    """What of some samples is trained on, and what is not, with the reason."""
 
-    mask_id: int
     kept: tuple[KeptSample, ...]
     dropped: tuple[Dropped, ...]
-    seen_ids: tuple[int, ...]
-    """Every token that occurs in the set, ascending."""
 
     @property
     def num_tokens(self) -> int:
@@ -49,6 +52,13 @@ class GatedSamples:
     def num_cut(self) -> int:
         """Kept samples of which only the beginning is trained on."""
         return sum(sample.is_cut for sample in self.kept)
+
+
+@dataclass(frozen=True)
+class Occurring:
+    """Tokens that occur in a part, ascending."""
+
+    ids: list[int]
 
 
 @dataclass(frozen=True)
@@ -72,54 +82,128 @@ def vocabulary_of(target: Path, chat: Chat) -> Vocabulary:
     return Vocabulary(num_rows, chat.stop_ids | named | set(listed), frozenset(ids.values()))
 
 
-def check_tokenizer(reader: SetReader, chat: Chat, target: Path) -> None:
+def check_tokenizer(parts: GrowingSet, chat: Chat, target: Path) -> None:
     """InputError where the set was tokenized with another tokenizer than the target's."""
-    made_with = reader.card.content["tokenizer_hash"]
+    made_with = parts.plan.recipe["tokenizer_hash"]
     if made_with != chat.tokenizer_hash:
         raise InputError(
-            f"{reader.store.url} was tokenized with another tokenizer (sha256 {made_with[:12]}…) than the one in "
+            f"{parts.store.url} was tokenized with another tokenizer (sha256 {made_with[:12]}…) than the one in "
             f"{target} ({chat.tokenizer_hash[:12]}…): tokenize it with this one, or name the target it was made for"
         )
 
 
+class GatedSamples:
+    """What is trained on of each part of the plan; a part is judged when it is first asked for."""
+
+    def __init__(self, samples: SampleSet, vocabulary: Vocabulary, settings: TrainSettings, mask_id: int) -> None:
+        self.mask_id = mask_id
+        self._samples = samples
+        self._vocabulary = vocabulary
+        self._settings = settings
+        self._judged: dict[int, Findings] = {}
+
+    def kept(self, part: int) -> tuple[KeptSample, ...]:
+        """What of a part is trained on; DataGateError where it is part of an unfinished set, and will not do."""
+        return self._found(part).kept
+
+    def first(self, num_parts: int) -> Findings:
+        """What is found in the first parts of the plan, together."""
+        found = [self._found(part) for part in range(num_parts)]
+        return Findings(tuple(k for f in found for k in f.kept), tuple(d for f in found for d in f.dropped))
+
+    def seen_ids(self) -> tuple[int, ...]:
+        """Every token that occurs in the set, ascending."""
+        return tuple(np.flatnonzero(_used_ids(self._samples, self._vocabulary)).tolist())
+
+    def _found(self, part: int) -> Findings:
+        if part not in self._judged:
+            _ids_of(self._samples, part, self._vocabulary)
+            found = _sorted_out(self._samples, part, self.mask_id, self._settings.max_tokens)
+            if not self._samples.parts.was_finished:
+                file = self._samples.parts.part(part).file.key
+                _refuse_if_poor(found, f"{file} of {self._settings.input}", self._settings, MIN_JUDGED)
+            self._judged[part] = found
+        return self._judged[part]
+
+
 def gate(samples: SampleSet, vocabulary: Vocabulary, settings: TrainSettings) -> GatedSamples:
     """The samples to train on; DataGateError or InputError where the set or the mask token will not do."""
-    used = _used_ids(samples, vocabulary)
-    mask_id = _mask_id(settings.mask_id, vocabulary, used)
-    kept: list[KeptSample] = []
-    dropped: list[Dropped] = []
-    for batch in samples.batches():
-        _sort_out(batch, mask_id, settings.max_tokens, kept, dropped)
-    _refuse_if_poor(kept, dropped, settings)
-    return GatedSamples(mask_id, tuple(kept), tuple(dropped), tuple(np.flatnonzero(used).tolist()))
+    gated = GatedSamples(samples, vocabulary, settings, _mask_id(settings.mask_id, vocabulary, samples))
+    if samples.parts.was_finished:
+        found = gated.first(samples.parts.num_parts)
+        if not found.kept and not found.dropped:
+            raise InputError(f"{settings.input} holds no samples: tokenize again and look at its card")
+        _refuse_if_poor(found, settings.input, settings, 1)
+    return gated
+
+
+def _ids_of(samples: SampleSet, part: int, vocabulary: Vocabulary) -> IntArray:
+    """Every token that occurs in a part, ascending; InputError where the target has no such token."""
+    file = samples.parts.part(part).file
+    found = remembered([file.identity, "ids"], Occurring, lambda: _distinct(samples, part))
+    ids = np.array(found.ids, dtype=np.int64)
+    if len(ids) and (ids[0] < 0 or ids[-1] >= vocabulary.num_rows):
+        raise InputError(
+            f"{file.key} holds token ids {ids[0]} … {ids[-1]}, but the target's embedding has "
+            f"{vocabulary.num_rows:,} rows: it was tokenized for another target"
+        )
+    return ids
+
+
+def _distinct(samples: SampleSet, part: int) -> Occurring:
+    found = [np.unique(batch.input_ids) for batch in samples.batches(part)]
+    return Occurring(np.unique(np.concatenate(found)).tolist() if found else [])
 
 
 def _used_ids(samples: SampleSet, vocabulary: Vocabulary) -> BoolArray:
     used = np.zeros(vocabulary.num_rows, dtype=np.bool_)
-    for batch in samples.batches():
-        low, high = int(batch.input_ids.min()), int(batch.input_ids.max())
-        if low < 0 or high >= vocabulary.num_rows:
-            raise InputError(
-                f"{batch.file} holds token ids {low} … {high}, but the target's embedding has "
-                f"{vocabulary.num_rows:,} rows: it was tokenized for another target"
-            )
-        used[batch.input_ids] = True
+    for part in range(samples.parts.num_parts):
+        used[_ids_of(samples, part, vocabulary)] = True
     return used
 
 
-def _mask_id(named: int | None, vocabulary: Vocabulary, used: BoolArray) -> int:
-    """The mask token: the recipe's, checked; or the first row that neither tokenizer nor data use, then data alone."""
+def _mask_id(named: int | None, vocabulary: Vocabulary, samples: SampleSet) -> int:
+    """The mask token: the recipe's, checked; or the first row that the tokenizer leaves, or else that the data leave.
+
+    Data are asked only where the tokenizer names every row: what is known from the start is the same for a set that is
+    finished and one that is not. RecipeError where the data must be asked and are not all there.
+    """
     if named is not None:
         if named >= vocabulary.num_rows:
             raise RecipeError(f"mask_id {named} lies outside the target's embedding of {vocabulary.num_rows:,} rows")
         if named in vocabulary.reserved:
             raise RecipeError(f"mask_id {named} is the target's pad, eos or bos token: name a row that means nothing")
         return named
-    rows = [i for i in np.flatnonzero(~used).tolist() if i not in vocabulary.reserved]
-    free = [i for i in rows if i not in vocabulary.tokenizer_ids] or rows
+    taken = vocabulary.reserved | vocabulary.tokenizer_ids
+    if (row := next((i for i in range(vocabulary.num_rows) if i not in taken), None)) is not None:
+        return row
+    if not samples.parts.was_finished:
+        raise RecipeError(
+            f"{samples.parts.store.url} is unfinished, and the tokenizer names all {vocabulary.num_rows:,} rows of the "
+            "target's embedding: which of them the data leave for a mask token is not known yet; name one with mask_id"
+        )
+    free = [i for i in np.flatnonzero(~_used_ids(samples, vocabulary)).tolist() if i not in vocabulary.reserved]
     if not free:
         raise DataGateError("no embedding row is left for a mask token: the data use every one; name one with mask_id")
     return free[0]
+
+
+def _sorted_out(samples: SampleSet, part: int, mask_id: int, max_tokens: int) -> Findings:
+    """What is trained on of a part; samples are numbered as in the whole set."""
+    file = samples.parts.part(part).file
+
+    def make() -> Findings:
+        kept: list[KeptSample] = []
+        dropped: list[Dropped] = []
+        for batch in samples.batches(part):
+            _sort_out(batch, mask_id, max_tokens, kept, dropped)
+        return Findings(tuple(kept), tuple(dropped))
+
+    found, first = remembered([file.identity, "kept", mask_id, max_tokens], Findings, make), samples.start_of(part)
+    return Findings(
+        tuple(replace(sample, index=first + sample.index) for sample in found.kept),
+        tuple(structs.replace(row, line=first + row.line) for row in found.dropped),
+    )
 
 
 def _sort_out(
@@ -153,14 +237,14 @@ def _reason(num_eligible: int, num_masks: int, is_cut: bool) -> str | None:
     return "no anchor position within max_tokens" if is_cut else "no anchor position"
 
 
-def _refuse_if_poor(kept: list[KeptSample], dropped: list[Dropped], settings: TrainSettings) -> None:
-    total = len(kept) + len(dropped)
-    causes = told_reasons(count_reasons(dropped))
-    if not kept:
-        raise DataGateError(f"none of {total:,} samples of {settings.input} can be trained on: {causes}")
-    if len(dropped) > settings.max_dropped_frac * total:
+def _refuse_if_poor(found: Findings, what: str, settings: TrainSettings, min_judged: int) -> None:
+    total = len(found.kept) + len(found.dropped)
+    causes = told_reasons(count_reasons(found.dropped))
+    if total and not found.kept:
+        raise DataGateError(f"none of {total:,} samples of {what} can be trained on: {causes}")
+    if total >= min_judged and len(found.dropped) > settings.max_dropped_frac * total:
         raise DataGateError(
-            f"{len(dropped):,} of {total:,} samples of {settings.input} would be dropped ({causes}), more than "
+            f"{len(found.dropped):,} of {total:,} samples of {what} would be dropped ({causes}), more than "
             f"max_dropped_frac {settings.max_dropped_frac:g}: choose another mask_id or max_tokens, look at the set "
             "with draftmill inspect, or raise --max-dropped-frac"
         )

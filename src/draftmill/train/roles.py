@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
+from draftmill.contracts.errors import DataGateError
 from draftmill.extract.agreement import check_target
 from draftmill.extract.packing import extractor_of
 from draftmill.extract.taps import TapReader, check_taps
@@ -18,6 +18,7 @@ from draftmill.model.drafter import Drafter
 from draftmill.model.forms import attention_form
 from draftmill.model.shape import DrafterShape
 from draftmill.settings.train import TrainSettings
+from draftmill.storage.waiting import StalledError
 from draftmill.train.batches import Batches, BatchRule
 from draftmill.train.data import TrainingData
 from draftmill.train.features import OwnTarget, RowSource, TargetFeatures
@@ -112,6 +113,7 @@ def _read_for_others(job: Job, target: Target) -> None:
     traffic = _traffic(job, target.hidden_size, _first_step(job.ranks, None))
     outbox = Outbox(job.ranks, job.settings.in_flight_bytes, job.timeout)
     with listening() as stop:
+        job.data.heed(stop.check)
         Supply(job.ranks, traffic, job.data.samples, _own_target(job, target)).run(outbox, stop)
 
 
@@ -130,6 +132,7 @@ def _learn(job: Job, loan: Loan, target: Target | None, checkpoints: Checkpoints
     source = _arriving(job, loan.ends, first_step) if target is None else _own_target(job, target)
     schedule = schedule_of(job, source, loan.ends, state.drafter.shape)
     with listening() as stop:
+        job.data.heed(stop.check)
         if checkpoints is None:
             train(state, schedule, job.settings, stop.then(_tell_nobody))
             return None
@@ -141,10 +144,11 @@ def _learn(job: Job, loan: Loan, target: Target | None, checkpoints: Checkpoints
 
 @contextmanager
 def _leaving(logbook: Logbook, stop: Stop) -> Iterator[None]:
-    """A run that is stopped, or loses another rank, between two steps loses nothing: it leaves a checkpoint there."""
+    """A run that ends between two steps loses nothing: stopped, left by another rank, or without a part to go on with,
+    it leaves a checkpoint there."""
     try:
         yield
-    except (StoppedError, RankLostError) as error:
+    except (StoppedError, RankLostError, StalledError, DataGateError) as error:
         logbook.checkpoints.leave(logbook.run, logbook.metrics.whole)
         if stop.is_asked:  # the others were stopped too, and were faster
             raise StoppedError from error
@@ -184,15 +188,11 @@ def _traffic(job: Job, hidden_size: int, first_step: int) -> Traffic:
     """What crosses between target and drafter ranks."""
     settings, data = job.settings, job.data
     num_read = (len(settings.tap_ids) or settings.num_taps) + int(settings.needs_last_state)
-    lengths = np.zeros(len(data.samples), dtype=np.int32)
-    for sample in data.gated.kept:
-        lengths[sample.index] = sample.length
     return Traffic(
         micros_of=data.rows.micros_of,
         first_step=first_step,
         num_steps=data.num_steps,
         draws_per_pass=settings.draws_per_pass,
-        lengths=lengths,
         width=num_read * hidden_size,
         dtype=job.dtype,
     )
@@ -208,5 +208,6 @@ def schedule_of(job: Job, source: RowSource, ends: Ends, shape: DrafterShape) ->
     attention = attention_form(settings.attention, shape, ends.device)
     rule = BatchRule.of(settings, is_constant=attention.wants_constant_shapes)
     batches = Batches(data.samples, source, shape, settings.seed, rule)
-    loss_of = LossOf(ends, settings, data.gated.seen_ids, attention)
+    seen_ids = data.gated.seen_ids() if settings.loss_vocab == "seen" else ()
+    loss_of = LossOf(ends, settings, seen_ids, attention)
     return Schedule(data.num_steps, data.rows.micros_of, batches.batch_at, loss_of, job.ranks)

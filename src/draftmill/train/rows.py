@@ -1,12 +1,18 @@
 """Which samples share a training row, and which rows make a step: functions of (seed, epoch, kept samples) alone.
 
-An epoch visits every kept sample once, in the order of a keyed permutation. Samples join a row until the next one
-would take it over `max_tokens` tokens or `num_anchors` anchors, so that no draw is ever cut. Rows of successive epochs
-form one stream; a group of `rows_per_step` of it makes `draws_per_pass` successive steps, each with anchors of its own.
+    stretch     0        1        …   P-1      P        P+1      …
+    holds       part 0   part 1   …   part P-1 all      all      …
+    epoch       0        0        …   0        1        2        …
+
+An epoch visits every kept sample once: the first one part after part in the plan's order, so that it can begin before
+the last parts are made, the others all over the set. Within a stretch samples stand in the order of a keyed
+permutation, and join a row until the next one would take it over `max_tokens` tokens or `num_anchors` anchors, so that
+no draw is ever cut. Rows of successive stretches form one stream; a group of `rows_per_step` of it makes
+`draws_per_pass` successive steps, each with anchors of its own.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from draftmill.settings.train import TrainSettings
@@ -25,13 +31,29 @@ class PlannedRow:
     """Which draw of anchors of this visit."""
     index: int = 0
     """Its number in the stream of rows over all epochs: what says which ranks it belongs to."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of each sample that are trained on."""
+
+
+def nothing_to_check() -> None:
+    """Samples may be drawn from everywhere."""
 
 
 class RowPlan:
-    """The stream of training rows over all epochs; epochs are packed when they are reached."""
+    """The stream of training rows over all epochs; stretches are packed when they are reached."""
 
-    def __init__(self, kept: tuple[KeptSample, ...], settings: TrainSettings) -> None:
-        self._kept = kept
+    def __init__(
+        self,
+        num_parts: int,
+        kept_of: Callable[[int], Sequence[KeptSample]],
+        settings: TrainSettings,
+        before_second: Callable[[], None] = nothing_to_check,
+    ) -> None:
+        """`kept_of` says what is trained on of a part, and may wait for it; `before_second` is called before samples
+        are drawn from all of them."""
+        self._num_parts = num_parts
+        self._kept_of = kept_of
+        self._before_second = before_second
         self._seed = settings.seed
         self._max_tokens = settings.max_tokens
         self._num_anchors = settings.num_anchors
@@ -42,9 +64,10 @@ class RowPlan:
 
     def num_steps(self, num_epochs: int) -> int:
         """Steps in which every sample is visited `num_epochs` times; the last ones may begin another pass."""
-        for epoch in range(num_epochs):
-            self._rows(epoch)
-        return self._draws * -(-self._starts[num_epochs] // self._rows_per_step)
+        num_stretches = self._num_parts + num_epochs - 1
+        for stretch in range(num_stretches):
+            self._rows(stretch)
+        return self._draws * -(-self._starts[num_stretches] // self._rows_per_step)
 
     def micros_of(self, step: int) -> list[PlannedRow]:
         """The rows of step `step`, counted from 0."""
@@ -54,31 +77,59 @@ class RowPlan:
             replace(self._row(index), draw=draw, index=index) for index in range(first, first + self._rows_per_step)
         ]
 
+    def parts_reached(self, num_steps: int) -> int:
+        """How many parts the first `num_steps` steps read from."""
+        last = (num_steps - 1) // self._draws * self._rows_per_step + self._rows_per_step - 1
+        return min(self._stretch_of(last) + 1, self._num_parts)
+
     def _row(self, index: int) -> PlannedRow:
-        epoch = bisect_right(self._starts, index) - 1
-        while index - self._starts[epoch] >= len(self._rows(epoch)):
-            epoch += 1
-        return self._rows(epoch)[index - self._starts[epoch]]
+        stretch = self._stretch_of(index)
+        return self._rows(stretch)[index - self._starts[stretch]]
 
-    def _rows(self, epoch: int) -> list[PlannedRow]:
-        if epoch not in self._packed:  # at an epoch's border who looks ahead stands in two
-            self._packed = {e: rows for e, rows in self._packed.items() if abs(e - epoch) == 1}
-            self._packed[epoch] = list(self._pack(epoch))
-        if epoch + 1 == len(self._starts):
-            self._starts.append(self._starts[epoch] + len(self._packed[epoch]))
-        return self._packed[epoch]
+    def _stretch_of(self, index: int) -> int:
+        stretch = bisect_right(self._starts, index) - 1
+        while stretch + 1 == len(self._starts) and index - self._starts[stretch] >= len(self._rows(stretch)):
+            stretch += 1
+        return stretch
 
-    def _pack(self, epoch: int) -> Iterator[PlannedRow]:
-        samples: list[int] = []
+    def _rows(self, stretch: int) -> list[PlannedRow]:
+        if stretch not in self._packed:  # at a border who looks ahead stands in two
+            self._packed = {s: rows for s, rows in self._packed.items() if abs(s - stretch) == 1}
+            self._packed[stretch] = list(self._pack(stretch))
+        if stretch + 1 == len(self._starts):
+            self._starts.append(self._starts[stretch] + len(self._packed[stretch]))
+        return self._packed[stretch]
+
+    def _members(self, stretch: int) -> Iterator[KeptSample]:
+        """The samples of a stretch, in the order in which they are visited."""
+        if stretch < self._num_parts:
+            kept = self._kept_of(stretch)
+            key = ["order", self._seed, 0, *([stretch] if stretch else [])]
+        else:
+            self._before_second()
+            kept = [sample for part in range(self._num_parts) for sample in self._kept_of(part)]
+            key = ["order", self._seed, self._epoch(stretch)]
+            assert kept, "the gate refuses a set that leaves nothing"
+        return (kept[i] for i in permutation(len(kept), *key))
+
+    def _epoch(self, stretch: int) -> int:
+        return max(0, stretch - self._num_parts + 1)
+
+    def _pack(self, stretch: int) -> Iterator[PlannedRow]:
+        samples: list[KeptSample] = []
         counts: list[int] = []
         tokens = 0
-        for i in permutation(len(self._kept), "order", self._seed, epoch):
-            sample = self._kept[i]
+        for sample in self._members(stretch):
             count = anchor_count(sample.num_eligible, sample.length, self._num_anchors, self._max_tokens)
             if samples and (tokens + sample.length > self._max_tokens or sum(counts) + count > self._num_anchors):
-                yield PlannedRow(epoch, tuple(samples), tuple(counts))
+                yield self._planned(stretch, samples, counts)
                 samples, counts, tokens = [], [], 0
-            samples.append(sample.index)
+            samples.append(sample)
             counts.append(count)
             tokens += sample.length
-        yield PlannedRow(epoch, tuple(samples), tuple(counts))
+        if samples:
+            yield self._planned(stretch, samples, counts)
+
+    def _planned(self, stretch: int, samples: Sequence[KeptSample], counts: Sequence[int]) -> PlannedRow:
+        indices, lengths = tuple(s.index for s in samples), tuple(s.length for s in samples)
+        return PlannedRow(self._epoch(stretch), indices, tuple(counts), lengths=lengths)

@@ -23,10 +23,10 @@ def run(settings: TrainSettings) -> dict[str, Any]:
     watch = Stopwatch()
     folder = locate(settings.target)
     check_trackers(settings.trackers)
-    reader = open_input(settings)
-    plan = plan_of(settings, reader, folder)
+    parts = open_input(settings)
+    plan = plan_of(settings, parts, folder)
     if settings.dry_run:
-        return preview(settings, plan, read_data(settings, reader, folder))
+        return preview(settings, plan, read_data(settings, parts, folder))
     layout = layout_of(settings)
     if layout.world > 1 and started_ranks() is None:
         return _finished(open_set_writer(settings.output, plan)) or start_ranks(run, settings, layout)
@@ -36,7 +36,7 @@ def run(settings: TrainSettings) -> dict[str, Any]:
             return card
         if writer is not None:
             writer.publish_file(RECIPE_FILE, canonical_json(settings.model_dump()))
-        data = read_data(settings, reader, folder)
+        data = read_data(settings, parts, folder)
         checkpoints = None if writer is None else _checkpoints(settings, plan, data, writer)
         logbook = take_part(Job(settings, data, folder, ranks), checkpoints)
         if writer is not None and logbook is not None:

@@ -1,4 +1,7 @@
-"""The tokenized set as the trainer reads it: memory-mapped Arrow parts, any sample by its index, and whole batches."""
+"""The tokenized set as the trainer reads it: memory-mapped Arrow parts in the plan's order, opened when needed.
+
+A sample's index counts from the first part of the plan on, so it is known as soon as the parts before it are.
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -10,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from draftmill.contracts.errors import InputError
-from draftmill.storage.sets import SetReader
+from draftmill.contracts.errors import RecipeError, StorageError
+from draftmill.storage.growing import GrowingSet
+from draftmill.storage.shards import Shards
 
 IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
@@ -35,6 +39,7 @@ class SampleBatch:
     """Consecutive samples laid end to end: sample i of the batch owns tokens bounds[i] .. bounds[i + 1]."""
 
     first: int
+    """The index of sample 0 of the batch within its part."""
     file: str
     ids: list[str]
     input_ids: IntArray
@@ -42,31 +47,73 @@ class SampleBatch:
     bounds: IntArray
 
 
-class SampleSet:
-    """All samples of a tokenized set, in the order of its parts."""
+class _OpenPart:
+    """A part that is mapped into memory."""
 
-    def __init__(self, reader: SetReader) -> None:
-        self._batches: list[tuple[str, pa.RecordBatch]] = []
-        for file in reader.inputs:
-            with pa.memory_map(str(reader.local(file))) as source, pa.ipc.open_stream(source) as stream:
-                self._batches += [(file.key, batch) for batch in stream if batch.num_rows]
-        self._starts = [0, *accumulate(batch.num_rows for _, batch in self._batches)]
-        if not self._batches:
-            raise InputError(f"{reader.store.url} holds no samples: tokenize again and look at its card")
+    def __init__(self, path: str, file: str) -> None:
+        self.file = file
+        with pa.memory_map(path) as source, pa.ipc.open_stream(source) as stream:
+            self.batches = [batch for batch in stream if batch.num_rows]
+        self.starts = [0, *accumulate(batch.num_rows for batch in self.batches)]
 
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def __getitem__(self, index: int) -> Sample:
-        which = bisect_right(self._starts, index) - 1
-        row = self._batches[which][1].slice(index - self._starts[which], 1)
-        batch = _flat(row, index, self._batches[which][0])
+    def sample(self, index: int) -> Sample:
+        which = bisect_right(self.starts, index) - 1
+        row = self.batches[which].slice(index - self.starts[which], 1)
+        batch = _flat(row, index, self.file)
         return Sample(batch.ids[0], batch.input_ids, batch.loss_mask)
 
-    def batches(self) -> Iterator[SampleBatch]:
-        """The whole set, a record batch at a time."""
-        for first, (file, batch) in zip(self._starts, self._batches, strict=False):
-            yield _flat(batch, first, file)
+
+class SampleSet:
+    """All samples of a tokenized set, in the order of its parts. A part that is not made yet is waited for."""
+
+    def __init__(self, parts: GrowingSet, cache_bytes: int = 0) -> None:
+        self.parts = parts
+        self._shards = Shards(parts, cache_bytes)
+        self._starts = [0]
+        self._open: dict[int, _OpenPart] = {}
+
+    def __getitem__(self, index: int) -> Sample:
+        while index >= self._starts[-1]:
+            self.start_of(len(self._starts))
+        part = bisect_right(self._starts, index) - 1
+        return self._opened(part).sample(index - self._starts[part])
+
+    def start_of(self, part: int) -> int:
+        """The index of the part's first sample; of the number of parts: how many samples there are."""
+        while len(self._starts) <= part:
+            self._starts.append(self._starts[-1] + self.parts.part(len(self._starts) - 1).rows)
+        return self._starts[part]
+
+    def batches(self, part: int) -> Iterator[SampleBatch]:
+        """A part from start to end, a record batch at a time."""
+        opened = self._opened(part)
+        for first, batch in zip(opened.starts, opened.batches, strict=False):
+            yield _flat(batch, first, opened.file)
+
+    def refuse_endless_fetching(self) -> None:
+        """RecipeError where samples of the whole set are drawn in turn, and not all of it may be kept here."""
+        size = sum(self.parts.part(i).file.size for i in range(self.parts.num_parts))
+        if not self.parts.is_local and size > self._shards.limit_bytes:
+            raise RecipeError(
+                f"from the second epoch on samples are drawn from all of {self.parts.store.url}, whose {size:,} bytes "
+                f"are more than data_cache_bytes {self._shards.limit_bytes:,}: every part would be fetched again and "
+                "again. Give --data-cache-bytes as much, or train for one epoch; checkpoints stay"
+            )
+
+    def _opened(self, index: int) -> _OpenPart:
+        if index not in self._open:
+            part = self.parts.part(index)
+            opened = _OpenPart(str(self._shards.path(part.file)), part.file.key)
+            if opened.starts[-1] != part.rows:
+                raise StorageError(
+                    f"{self.parts.store.url}/{part.file.key} holds {opened.starts[-1]:,} samples, but its record says "
+                    f"{part.rows:,}: remove it and run what made it again"
+                )
+            self._open[index] = opened
+            gone = [i for i in self._open if not self._shards.holds(self.parts.part(i).file)]
+            self._open = {i: part for i, part in self._open.items() if i not in gone}
+            self._shards.fetch_ahead(index + 1)
+        return self._open[index]
 
 
 def _flat(batch: pa.RecordBatch, first: int, file: str) -> SampleBatch:

@@ -23,7 +23,7 @@ from draftmill.train.features import DocumentStates, RowSource, RowStates, Toll
 from draftmill.train.interruption import Stop
 from draftmill.train.ranks import Ranks
 from draftmill.train.rows import PlannedRow
-from draftmill.train.samples import IntArray, Sample, SampleSet
+from draftmill.train.samples import Sample, SampleSet
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,6 @@ class Traffic:
     first_step: int
     num_steps: int
     draws_per_pass: int
-    lengths: IntArray
-    """Tokens that are trained on, by a sample's index in the set."""
     width: int
     """Numbers a token."""
     dtype: torch.dtype
@@ -48,7 +46,7 @@ class Traffic:
 
     def num_tokens(self, row: PlannedRow) -> int:
         """Tokens of a row."""
-        return int(self.lengths[list(row.samples)].sum())
+        return sum(row.lengths)
 
     def num_bytes(self, row: PlannedRow) -> int:
         """Bytes of a row's states."""
@@ -181,7 +179,8 @@ class Supply:
         """Reads from the first row to the last."""
         for row in self.traffic.rows():
             if self.ranks.layout.target_of(row) == self.ranks.rank:
-                read = self.source.read([self.samples[i].cut(int(self.traffic.lengths[i])) for i in row.samples])
+                lengths = zip(row.samples, row.lengths, strict=True)
+                read = self.source.read([self.samples[i].cut(length) for i, length in lengths])
                 outbox.send(self.ranks.layout.drafter_of(row), joined_states(read.documents), read.toll.target_s)
                 stop.check()
         outbox.settle()

@@ -1,0 +1,88 @@
+"""A set's parts as local files: where they lie on a local disk, or copies of which only so many bytes are kept.
+
+Copies are fetched ahead, checked against their sha256, and removed when others need the room, the one used longest ago
+first. Processes of a host share them: a file that another one still reads stays readable to it.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from draftmill.contracts.cards import InputFile
+from draftmill.contracts.errors import DraftmillError, StorageError
+from draftmill.storage.cache import cache_folder
+from draftmill.storage.fetch import SHA256, local_copy
+from draftmill.storage.growing import GrowingSet
+from draftmill.storage.patience import Patience, patiently
+from draftmill.storage.waiting import Errand
+
+
+class Shards:
+    """The files of `parts`; copies of at most `limit_bytes`, or of one part."""
+
+    def __init__(self, parts: GrowingSet, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._parts = parts
+        self._folder = cache_folder() / "parts" / parts.plan.hash
+        # What earlier runs have left counts too, oldest first.
+        left = sorted(self._folder.glob("*"), key=lambda path: path.stat().st_mtime) if self._folder.is_dir() else []
+        self._held = {path.name: path.stat().st_size for path in left}
+        self._ahead: Errand[None] | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all copies."""
+        return sum(self._held.values())
+
+    def holds(self, file: InputFile) -> bool:
+        """Whether the file is there without being fetched."""
+        return self._parts.is_local or _name(file) in self._held
+
+    def path(self, file: InputFile) -> Path:
+        """The file's local path, checked; fetched where it is not there yet."""
+        self.settle()
+        if self._parts.is_local:
+            return local_copy(self._parts.store, file)
+        return Errand(lambda: self._fetch(file)).result(self._parts.waiting.heed)
+
+    def fetch_ahead(self, index: int) -> None:
+        """Fetches a part behind the reader's back, if it is there and fits beside what was used last."""
+        if not self._parts.is_local and self._ahead is None and index < self._parts.num_parts:
+            self._ahead = Errand(lambda: self._try(index))
+
+    def settle(self) -> None:
+        """Waits for the part that is being fetched ahead."""
+        if self._ahead is not None:
+            self._ahead.result(self._parts.waiting.heed)
+            self._ahead = None
+
+    def _try(self, index: int) -> None:
+        """What fails here fails again, and is told, when the part is needed."""
+        try:
+            part = self._parts.find(index)
+            if part is not None and part.file.size + next(reversed(self._held.values()), 0) <= self.limit_bytes:
+                self._fetch(part.file)
+        except DraftmillError:
+            return
+
+    def _fetch(self, file: InputFile) -> Path:
+        self._make_room(file)
+        job = partial(local_copy, self._parts.store, file, self._folder)
+        try:
+            path = patiently(job, self._parts.store.url, Patience(self._parts.patience_s))
+        except StorageError:
+            (self._folder / _name(file)).unlink(missing_ok=True)  # what is not as it should be is fetched again
+            raise
+        self._held.pop(_name(file), None)
+        self._held[_name(file)] = file.size
+        return path
+
+    def _make_room(self, file: InputFile) -> None:
+        others = [name for name in self._held if name != _name(file)]
+        while others and file.size + sum(self._held[name] for name in others) > self.limit_bytes:
+            oldest = others.pop(0)
+            (self._folder / oldest).unlink(missing_ok=True)
+            del self._held[oldest]
+
+
+def _name(file: InputFile) -> str:
+    return file.identity.removeprefix(SHA256)
