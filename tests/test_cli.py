@@ -12,6 +12,7 @@ from draftmill.cli import main, parse
 from draftmill.contracts.errors import RecipeError
 from draftmill.rooms import ROOMS
 from draftmill.settings.recipes import load_recipe, room_values
+from draftmill.settings.tokenize import TokenizeSettings
 
 RECIPE = """
 target = "TARGET"
@@ -177,3 +178,15 @@ def test_a_run_that_is_terminated_has_its_event_loop_end_in_order() -> None:
     assert done.returncode == 130, done.stderr
     assert "ended by CancelledError" in done.stderr and "Traceback" not in done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["exit_code"] == 130
+
+
+def test_an_empty_name_is_refused_rather_than_taken_for_the_current_folder(capsys: pytest.CaptureFixture[str]):
+    for given in (["--input", "", "--output", "o"], ["--input", "i", "--output", ""]):
+        assert main(["tokenize", *given, "--tokenizer", "t"]) == 2
+        assert "empty; name a folder or URL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("said", ["false", "False", "FALSE"])
+def test_a_template_s_switch_is_a_truth_value_however_it_is_spelt(said: str):
+    given = {"input": "i", "output": ("o",), "tokenizer": "t", "template_kwargs": {"enable_thinking": said, "n": "1"}}
+    assert TokenizeSettings(**given).template_kwargs == {"enable_thinking": False, "n": "1"}

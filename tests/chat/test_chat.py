@@ -97,3 +97,22 @@ def test_tool_arguments_as_json_text_and_as_a_mapping_render_alike(tmp_path: Pat
     with pytest.raises(RowError, match="tool arguments are not JSON"):
         broken = [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]
         chat.render(broken, add_generation_prompt=False)
+
+
+def test_what_is_nested_too_deep_is_the_row_s_fault_or_the_template_s_own(tmp_path: Path):
+    folder = write_tiny_tokenizer(tmp_path)
+    call = {"function": {"name": "f", "arguments": "[" * 5_000 + "]" * 5_000}}
+    with pytest.raises(RowError, match="tool arguments are not JSON"):
+        open_chat(folder).render([{"role": "assistant", "tool_calls": [call]}], add_generation_prompt=False)
+    endless = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}"
+    (folder / "chat_template.jinja").write_text(endless)
+    with pytest.raises(RowError, match="RecursionError"):
+        open_chat(folder).render([{"role": "user", "content": "a"}], add_generation_prompt=False)
+
+
+@pytest.mark.parametrize("text", [b"{{ 10**2 }}\xff", b"{{ " + b"9" * 5_000 + b" }}"])
+def test_a_template_that_cannot_be_read_is_named(tmp_path: Path, text: bytes):
+    folder = write_tiny_tokenizer(tmp_path)
+    (folder / "chat_template.jinja").write_bytes(text)
+    with pytest.raises(InputError, match=r"fetch it again|cannot be read"):
+        open_chat(folder)

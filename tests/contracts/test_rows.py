@@ -131,3 +131,11 @@ def test_rows_read_by_type_are_those_read_leniently(odd: dict[str, object]) -> N
     for messages in ODD_MESSAGES:
         raw = line(**{**({} if messages is None else {"messages": messages}), **odd})
         assert _read(raw) == _read(b"\xef\xbb\xbf" + raw)
+
+
+@pytest.mark.parametrize("twins", [{"content": "a", "value": "b"}, {"reasoning": "a", "thinking": "b"}])
+def test_two_names_of_one_thing_that_differ_are_refused(twins: dict[str, str]) -> None:
+    with pytest.raises(RowError, match="one thing said twice"):
+        read_row(line(messages=[{"role": "user", "content": "a"}, {"role": "assistant", **twins}]))
+    same = dict.fromkeys(twins, "a")
+    assert read_row(line(messages=[{"role": "user", "from": "human", "content": "q"}, {"role": "assistant", **same}]))

@@ -137,6 +137,6 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _stop_ids(tokenizer: Tokenizer, special: dict[str, str], generation: dict[str, Any]) -> frozenset[int]:
     listed = generation.get("eos_token_id")
-    ids = set(listed if isinstance(listed, list) else [] if listed is None else [listed])
+    ids = {found for found in (listed if isinstance(listed, list) else [listed]) if isinstance(found, int)}
     eos = tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
     return frozenset(ids if eos is None else ids | {eos})

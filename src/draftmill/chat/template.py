@@ -26,7 +26,9 @@ from draftmill.contracts.rows import Message, RowError
 TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 # What a template may raise on a conversation it does not take: its own raise_exception, and slips such as None + "".
-_TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_TEMPLATE_FAILURES = (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError),
+)
 # For the engine's bookkeeping, never for the template.
 _HIDDEN_KEYS = ("prompt_token_ids", "token_ids")
 
@@ -35,10 +37,13 @@ def read_template(folder: Path, config: Mapping[str, Any]) -> str:
     """The template's text, from its own file or from the tokenizer's configuration; InputError where there is none."""
     file = folder / TEMPLATE_FILE
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{file} is not UTF-8 text ({error}); fetch it again") from error
     found = config.get("chat_template")
     if isinstance(found, list):
-        named = {entry["name"]: entry["template"] for entry in found}
+        named = {e["name"]: e["template"] for e in found if isinstance(e, dict) and e.keys() >= {"name", "template"}}
         found = named.get("default")
         if found is None:
             raise InputError(
@@ -93,6 +98,8 @@ def compile_template(text: str, environment: jinja2.Environment, where: str) -> 
         return environment.from_string(text)
     except jinja2.TemplateSyntaxError as error:
         raise InputError(f"the chat template of {where} is broken at line {error.lineno}: {error.message}") from error
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, brackets 5,000 deep
+        raise InputError(f"the chat template of {where} cannot be read: {error}") from error
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -163,7 +170,7 @@ def _with_parsed_arguments(call: Any) -> Any:
         return call
     try:
         arguments = msgspec.json.decode(function["arguments"])
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise RowError("tool arguments are not JSON", str(error)) from error
     parsed = {**function, "arguments": arguments}
     return {**call, "function": parsed} if "function" in call else parsed

@@ -7,6 +7,7 @@ and `thinking`.
 """
 
 import hashlib
+import itertools
 import json
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ ROLES = {
     "tool": "tool",
 }
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+# Two names of one thing: a row that gives both must mean the same by them.
+_TWINS = (("role", "from"), ("content", "value"), *itertools.combinations(_REASONING_KEYS, 2))
 _MESSAGE_KEYS = {"role", "content", "tool_calls", "tool_call_id", "name", "prompt_token_ids", "token_ids"}
 
 Message = dict[str, Any]
@@ -163,6 +166,10 @@ def _raw_messages(raw: dict[str, Any]) -> list[Any]:
 def _message(raw: Any) -> Message:
     if not isinstance(raw, dict):
         raise RowError("a message is not an object", type(raw).__name__)
+    for given, twin in _TWINS:
+        one, other = (ROLES.get(v, v) if isinstance(v, str) else v for v in (raw.get(given), raw.get(twin)))
+        if one is not None and other is not None and one != other:
+            raise RowError("one thing said twice", f"a message has {given} and {twin}, and they differ")
     raw = {("role" if k == "from" else "content" if k == "value" else k): v for k, v in raw.items()}
     role = raw.get("role")
     if not isinstance(role, str) or role not in ROLES:

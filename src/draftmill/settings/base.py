@@ -1,8 +1,19 @@
 """What every room's settings share: frozen, no unknown keys, the line below a field is its help."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+
+_TRUTHS = {"true": True, "false": False}
+
+
+def _as_meant(value: Any) -> Any:
+    """A template that is told the text "false" takes it for true."""
+    return _TRUTHS.get(value.lower(), value) if isinstance(value, str) else value
+
+
+TemplateValue = Annotated[bool | int | float | str, BeforeValidator(_as_meant)]
+"""What a chat template's keyword is given; true and false in any case are truth values, on a command line too."""
 
 
 class Settings(BaseModel):
@@ -17,8 +28,21 @@ class Settings(BaseModel):
             field.description = field.description and " ".join(field.description.split())
 
 
+_PLACES = {"input", "output", "target", "tokenizer", "checkpoint"}
+
+
 class RoomSettings(Settings):
     """What every room's command takes beside its own settings."""
 
     dry_run: bool = False
     """Print the resolved recipe, inputs and outputs with counts and bytes, the work left, and stop."""
+
+    @model_validator(mode="after")
+    def _names_places(self) -> "RoomSettings":
+        # An unset variable of a shell is enough: "" would mean the current folder.
+        named = self.model_dump(include=_PLACES)
+        if empty := [
+            name for name, value in named.items() if value == "" or (isinstance(value, tuple) and "" in value)
+        ]:
+            raise ValueError(f"{', '.join(empty)}: empty; name a folder or URL (the current folder is .)")
+        return self

@@ -5,10 +5,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from draftmill.contracts.split import Split
-from draftmill.settings.base import RoomSettings, Settings
+from draftmill.settings.base import RoomSettings, Settings, TemplateValue
 from draftmill.settings.workers import usable_cores
 
-Value = bool | int | float | str
 _TAKEN_SWITCHES = {"messages", "tools", "documents", "add_generation_prompt"}
 
 
@@ -142,7 +141,7 @@ class GenerateSettings(RoomSettings, SamplingSettings, ServedSettings, AnswerLim
     """NAME=LICENCE for each prompt set, NAME being its file name; recorded in the card."""
     thinking: Literal["default", "on", "off"] = "default"
     """Whether the target thinks before it answers: on and off are passed to its chat template as enable_thinking."""
-    template_kwargs: dict[str, Value] = Field({})
+    template_kwargs: dict[str, TemplateValue] = Field({})
     """More switches of the chat template."""
     compression: Literal["none", "gzip", "zstd"] = "zstd"
     """Of the part files: .jsonl, .jsonl.gz or .jsonl.zst."""

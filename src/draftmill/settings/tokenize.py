@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from draftmill.settings.base import RoomSettings
+from draftmill.settings.base import RoomSettings, TemplateValue
 from draftmill.settings.workers import usable_cores
 
 Turns = Literal["faithful", "expand", "all", "last"]
@@ -46,7 +46,7 @@ class TokenizeSettings(GateSettings):
     """Which answers are supervised: faithful, those behind the very prompt the target saw; expand, the same as one
     sample per answer, so that no earlier thinking is lost; all, every one; last, the last one of each row. Answers that
     carry their engine's token ids are verbatim in any case, and join only where each is the beginning of the next."""
-    template_kwargs: dict[str, bool | int | float | str] = Field({})
+    template_kwargs: dict[str, TemplateValue] = Field({})
     """What the prompts of rows were rendered with that do not say so themselves, e.g. enable_thinking."""
     template_date: date | None = None
     """The day (2026-11-30) on which the answers were generated, for a chat template that prints the day."""
