@@ -98,3 +98,26 @@ def test_drafts_of_processes_that_are_gone_are_swept(tmp_path: Path):
     assert [file.key for file in list_folder(tmp_path)] == ["part-00003.arrow"]
     sweep_drafts(tmp_path)
     assert not left.exists() and elsewhere.exists() and ours.exists()
+
+
+def test_a_draft_is_told_by_the_end_of_its_name_alone(tmp_path: Path):
+    for name in ("x.tmp-y.jsonl", "a.tmp-1", draft_of(tmp_path / "a").name):
+        (tmp_path / name).touch()
+    assert [file.key for file in list_folder(tmp_path)] == ["a.tmp-1", "x.tmp-y.jsonl"]
+
+
+def test_linked_folders_are_listed_once_and_loops_end(tmp_path: Path):
+    far, folder = tmp_path / "far", tmp_path / "in"
+    for made in (far, folder):
+        made.mkdir()
+        (made / "a.jsonl").touch()
+    (folder / "linked").symlink_to(far)
+    (folder / "once more").symlink_to(far)
+    (far / "back").symlink_to(folder)
+    assert [file.key for file in list_folder(folder)] == ["a.jsonl", "linked/a.jsonl"]
+
+
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / "p.jsonl")
+    with pytest.raises(StorageError, match=r"p\.jsonl is neither a file nor a folder"):
+        list_folder(tmp_path)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from draftmill.contracts.errors import StorageError
 from draftmill.storage.cache import spool_folder
 
 
@@ -80,3 +81,10 @@ def test_after_a_restart_of_the_host_nothing_is_trusted(spools: Path):
     (place / "boot").write_text("an earlier one")
     with spool_folder("name") as folder:
         assert not (folder / "file").exists()
+
+
+def test_a_cache_that_is_no_folder_is_named_with_its_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "cache").touch()
+    monkeypatch.setenv("DRAFTMILL_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(StorageError, match="name another local folder by DRAFTMILL_CACHE"), spool_folder("a"):
+        pass

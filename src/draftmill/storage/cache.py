@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from draftmill.storage.local import draft_of
+from draftmill.contracts.errors import StorageError
+from draftmill.storage.local import draft_of, reason
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -29,13 +30,15 @@ def spool_folder(name: str) -> Iterator[Path]:
     the host it is not, for then files may have lost bytes. A second run beside the first gets a folder of its own.
     """
     spools = cache_folder() / "spool"
-    spools.mkdir(parents=True, exist_ok=True)
+    with _to_be_mended(spools):
+        spools.mkdir(parents=True, exist_ok=True)
     for left in spools.glob(f"{name}-*"):
         if not psutil.pid_exists(int(left.name.rpartition("-")[2])):
             shutil.rmtree(left, ignore_errors=True)
     with _locked(spools / f"{name}.lock") as is_first:
         folder = spools / (name if is_first else f"{name}-{os.getpid()}")
-        _make_or_empty(folder)
+        with _to_be_mended(folder):
+            _make_or_empty(folder)
         try:
             yield folder
         except BaseException:
@@ -43,6 +46,17 @@ def spool_folder(name: str) -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _to_be_mended(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{folder} cannot be made ({reason(error)}): work in hand is kept there; mend it, or name another local "
+            "folder by DRAFTMILL_CACHE"
+        ) from error
 
 
 def _make_or_empty(folder: Path) -> None:

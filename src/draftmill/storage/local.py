@@ -3,7 +3,9 @@
 import errno
 import os
 import platform
+import re
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,18 +17,40 @@ from draftmill.contracts.errors import StorageError
 
 STAT = "stat:"
 _DRAFT = ".tmp-"
+_IS_DRAFT = re.compile(r"\.tmp-[^/]+-[0-9]+$")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def list_folder(folder: Path) -> list[InputFile]:
-    """Every file below `folder`, sorted by key; `identity` changes when a file is written to or replaced."""
+    """Every file below `folder`, sorted by key; `identity` changes when a file is written to or replaced.
+
+    Linked folders are followed, each once. StorageError for what cannot be listed, and for what is no file (a pipe).
+    """
     found = []
-    for place, _, names in os.walk(folder):
+    for place, names in _places(folder):
         for path in (Path(place, name) for name in names if not is_draft(name)):
             key = _sayable(path.relative_to(folder).as_posix(), folder)
+            if not stat.S_ISREG(_stat(path).st_mode):
+                raise StorageError(f"{path} is neither a file nor a folder; remove it, or name another folder")
             found.append(InputFile(key=key, size=_stat(path).st_size, identity=version_of(path)))
     return sorted(found, key=lambda file: file.key)
+
+
+def _places(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """Every folder from `folder` down, and the files in it."""
+    seen = set[str]()
+    for place, folders, names in os.walk(folder, onerror=_cannot_list, followlinks=True):
+        folders.sort()
+        if (real := os.path.realpath(place)) in seen:  # a link back, or to what is listed already
+            folders.clear()
+            continue
+        seen.add(real)
+        yield place, names
+
+
+def _cannot_list(error: OSError) -> None:
+    raise StorageError(f"{error.filename} cannot be listed: {reason(error)}") from error
 
 
 def _sayable(key: str, folder: Path) -> str:
@@ -39,8 +63,8 @@ def _sayable(key: str, folder: Path) -> str:
 
 def version_of(path: Path) -> str:
     """What tells one state of a file from another without reading it: time of change, bytes, and which file it is."""
-    stat = _stat(path)
-    return f"{STAT}{stat.st_mtime_ns:x}-{stat.st_size:x}-{stat.st_ino:x}"
+    found = _stat(path)
+    return f"{STAT}{found.st_mtime_ns:x}-{found.st_size:x}-{found.st_ino:x}"
 
 
 def _stat(path: Path) -> os.stat_result:
@@ -75,7 +99,7 @@ def draft_of(path: Path) -> Path:
 
 def is_draft(name: str) -> bool:
     """Whether a file is one that was being written when its run ended, or still is."""
-    return _DRAFT in name
+    return _IS_DRAFT.search(name) is not None
 
 
 def sweep_drafts(folder: Path) -> None:

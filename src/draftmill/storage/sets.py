@@ -37,14 +37,15 @@ class SetWriter:
     plan: Plan
     stores: tuple[Store, ...]
 
-    def card(self) -> Card | None:
-        """The card, if every store holds it and every part that it names, in full length."""
+    def card(self, *beside: str) -> Card | None:
+        """The card, if every store holds it, every part that it names, in full length, and what is named `beside`."""
         found = [store.find(CARD_FILE) for store in self.stores]
         if found[0] is None or None in found:
             return None
         card, sizes = _decoded(found[0], Card, self.stores[0], CARD_FILE), self.sizes()
         named = [f for part in card.content["parts"] for f in (part, part.get("set_aside")) if f]
-        return card if all(_held(sizes, f["file"], f["bytes"]) for f in named) else None
+        is_whole = all(_held(sizes, f["file"], f["bytes"]) for f in named)
+        return card if is_whole and all(name in there for name in beside for there in sizes) else None
 
     def sizes(self) -> list[dict[str, int]]:
         """What each store holds: bytes by key."""
@@ -256,7 +257,10 @@ def record_at(store: Store, name: str, plan: Plan) -> PartRecord | None:
 def _decoded(data: bytes, kind: type[T], store: Store, name: str) -> T:
     """What a plan, record or card file holds; StorageError where it is cut or somebody else's."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        found = msgspec.json.decode(data, type=kind)
+        if isinstance(found, Card) and not isinstance(found.content.get("parts"), list):
+            raise msgspec.ValidationError("it names no parts")
+        return found
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         # A plan is all that says what the parts are of; a record or the card is made again where it is missing.
         cure = "the folder and make the set again" if kind is Plan else "this file and run the same command again"

@@ -236,11 +236,11 @@ def open_store(url: str, *, create: bool = False) -> Store:
     if "://" in url or url.startswith(_ONE_SLASH):
         raise RecipeError(f"{url}: a URL is a local path, s3://, gs:// or az://")
     folder = Path(url).expanduser().absolute()
-    if folder.exists() and not folder.is_dir():
-        raise RecipeError(f"{url} is a file; a folder is wanted here")
-    if not folder.exists() and not create:
-        raise RecipeError(f"{url}: no such folder (looked at {folder})")
     try:
+        if folder.exists() and not folder.is_dir():
+            raise RecipeError(f"{url} is a file; a folder is wanted here")
+        if not folder.exists() and not create:
+            raise RecipeError(f"{url}: no such folder (looked at {folder})")
         return Store(str(folder), LocalStore(folder, mkdir=True, automatic_cleanup=True))
     except (BaseError, OSError) as error:
         raise StorageError(f"{folder} cannot be made or opened: {why(error)}") from error
