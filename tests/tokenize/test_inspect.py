@@ -107,3 +107,29 @@ def test_the_command_takes_the_set_as_its_argument(place: Path, capsys: pytest.C
     assert '"samples":9' in capsys.readouterr().out.splitlines()[-1]
     assert main(["inspect", str(place / "samples"), "--gate", "--min-judged", "5", "--max-spike-frac", "0.01"]) == 3
     assert '"exit_code":3' in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"input_ids": [[1, 2]], "loss_mask": [[None, 1]]}, "values of the column loss_mask are null"),
+        ({"input_ids": [[1, 1 << 40]], "loss_mask": [[1, 1]]}, "token ids from 1 to 1099511627776"),
+        ({"input_ids": [[-1, 2]], "loss_mask": [[1, 1]]}, "token ids from -1 to 2"),
+        ({"input_ids": [1, 2], "loss_mask": [[1], [1]]}, "the column input_ids is of int32"),
+        ({"input_ids": [["a"]], "loss_mask": [[1]]}, "the column input_ids is of list<"),
+    ],
+)
+def test_columns_that_are_no_ids_or_masks_are_named(tmp_path: Path, columns: dict[str, list[Any]], words: str):
+    with pytest.raises(InputError, match=words):
+        run(InspectSettings(input=_save(tmp_path / "set", **columns)))
+
+
+def test_the_gate_refuses_a_set_without_samples(tmp_path: Path):
+    url = _save(tmp_path / "set", input_ids=[[1]], loss_mask=[[1]])
+    state = Path(url) / "state.json"
+    state.write_text('{"_data_files": []}')
+    with pytest.raises(DataGateError, match="holds no sample"):
+        run(InspectSettings(input=url, gate=True))
+    state.write_text("[]")
+    with pytest.raises(StorageError, match="is not what datasets writes"):
+        run(InspectSettings(input=url))

@@ -282,3 +282,20 @@ def test_a_template_that_prints_the_day_needs_to_be_told_it(tmp_path: Path, toke
     card = run(completions.settings(tmp_path, source, tokenizer, template_date="2025-01-02"))
     text = open_chat(tokenizer).decode(_samples(tmp_path / "samples")[0]["input_ids"])
     assert text.startswith("Today: 02 Jan 2025\n") and card["content"]["recipe"]["template_date"] == "2025-01-02"
+
+
+def test_what_lies_beside_a_finished_set_is_restored(tmp_path: Path, tokenizer: Path):
+    source = write_rows(tmp_path / "a.jsonl", [row(i) for i in range(6)])
+    settings = completions.settings(tmp_path, source, tokenizer)
+    card, folder = run(settings), tmp_path / "samples"
+    for name in ("state.json", "dataset_info.json", "tokenize.svg", "part-00000.json"):
+        kept = (folder / name).read_bytes()
+        (folder / name).unlink()
+        assert run(settings) == card
+        assert (folder / name).read_bytes() == kept
+
+
+def test_the_gate_tells_why_rows_were_dropped_and_where_the_first_one_stands(tmp_path: Path, tokenizer: Path):
+    source = write_rows(tmp_path / "a.jsonl", [*(row(i) for i in range(20)), *[b"{"] * 20])
+    with pytest.raises(DataGateError, match=r"broken JSON: 20, the first in a\.jsonl line 21"):
+        run(completions.settings(tmp_path, source, tokenizer))

@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from draftmill.contracts.cards import Card, count_reasons, make_card, told_reasons
+from draftmill.contracts.cards import Card, Plan, count_reasons, make_card, record_file, told_reasons
 from draftmill.contracts.errors import InputError, StorageError
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.provenance import Stopwatch, provenance
@@ -15,6 +15,11 @@ from draftmill.tokenize.ledger import made_file
 from draftmill.tokenize.picture import PICTURE_FILE, picture
 from draftmill.tokenize.plan import Blueprint
 from draftmill.tokenize.shards import datasets_files
+
+
+def beside(plan: Plan) -> list[str]:
+    """What a whole set holds for its readers beside shards and card."""
+    return [*datasets_files((), ""), PICTURE_FILE, *(record_file(part.name) for part in plan.parts)]
 
 
 def finish(writer: SetWriter, blueprint: Blueprint, watch: Stopwatch) -> Card:
@@ -30,10 +35,10 @@ def finish(writer: SetWriter, blueprint: Blueprint, watch: Stopwatch) -> Card:
     show(figures, "tokenize")
     if figures.samples == 0:
         dropped = count_reasons(drop for record in records for drop in record.dropped)
-        raise InputError(f"no row of {settings.input} gives a sample ({told_reasons(dropped)})")
-    judge(figures, settings, "the set")
-    beside = {**datasets_files(records, writer.plan.hash), PICTURE_FILE: picture(figures, f"tokenize {settings.input}")}
-    for name, data in beside.items():
+        raise InputError(f"no row of {settings.input} gives a sample: {told_reasons(dropped) or 'it holds none'}")
+    judge(figures, settings, "the set", [drop for record in records for drop in record.dropped])
+    drawn = picture(figures, f"tokenize {settings.input}")
+    for name, data in {**datasets_files(records, writer.plan.hash), PICTURE_FILE: drawn}.items():
         writer.publish_file(name, data)
     content = {**as_content(figures), **blueprint.origin}
     made_by = {**provenance(watch), "workers": settings.workers}

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,6 +24,9 @@ STATE_FILE = "state.json"
 SPLITS_FILE = "dataset_dict.json"
 MASK_COLUMNS = ("loss_mask", "labels", "assistant_masks", "completion_mask")
 _IGNORED_LABEL = -100
+_MAX_ID = (1 << 31) - 1
+
+_Known = TypeVar("_Known", "_State", "_Splits")
 
 
 class Existing(NamedTuple):
@@ -58,7 +61,7 @@ def open_existing(url: str) -> ExistingSet:
         return ExistingSet(reader.store, reader.inputs, reader.card.content)
     if (state := store.find(STATE_FILE)) is None:
         raise InputError(f"{url} holds neither {PLAN_FILE} nor {STATE_FILE}{_hint(store)}")
-    named = [entry["filename"] for entry in msgspec.json.decode(state)["_data_files"]]
+    named = [entry.filename for entry in _decoded(state, _State, f"{url}/{STATE_FILE}").data_files]
     listing = {file.key: file for file in store.files()}
     if lost := [name for name in named if name not in listing]:
         raise StorageError(f"{url}/{STATE_FILE} names {', '.join(lost)}, but no such file is there")
@@ -69,7 +72,31 @@ def _hint(store: Store) -> str:
     splits = store.find(SPLITS_FILE)
     if splits is None:
         return ": name a tokenized set, or a folder saved with datasets' save_to_disk"
-    return f"; it is a DatasetDict: name one of its folders, {' or '.join(msgspec.json.decode(splits)['splits'])}"
+    found = _decoded(splits, _Splits, f"{store.url}/{SPLITS_FILE}").splits
+    return f"; it is a DatasetDict: name one of its folders, {' or '.join(found)}"
+
+
+class _File(msgspec.Struct):
+    filename: str
+
+
+class _State(msgspec.Struct):
+    """What of state.json is read."""
+
+    data_files: list[_File] = msgspec.field(name="_data_files")
+
+
+class _Splits(msgspec.Struct):
+    """What of dataset_dict.json is read."""
+
+    splits: list[str]
+
+
+def _decoded(data: bytes, kind: type[_Known], name: str) -> _Known:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StorageError(f"{name} is not what datasets writes ({error}): save the set again") from error
 
 
 def shard_samples(path: Path, key: str) -> Iterator[Existing]:
@@ -78,7 +105,7 @@ def shard_samples(path: Path, key: str) -> Iterator[Existing]:
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
             for batch in reader:
                 yield from _samples_of_batch(batch, key)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:
         raise StorageError(f"{key} is not a whole Arrow stream (cut, or still being written?): {error}") from error
 
 
@@ -89,18 +116,29 @@ def _samples_of_batch(batch: pa.RecordBatch, key: str) -> Iterator[Existing]:
         raise InputError(
             f"{key} has the columns {', '.join(names)}; wanted are input_ids and one of {', '.join(MASK_COLUMNS)}"
         )
-    ids, masks = _lists(batch.column("input_ids")), _lists(batch.column(mask_name))
+    ids, masks = (_lists(batch.column(name), name, key) for name in ("input_ids", mask_name))
     row_ids = batch.column("id").to_pylist() if "id" in names else [None] * batch.num_rows
     cut = batch.column("truncated").to_pylist() if "truncated" in names else [False] * batch.num_rows
     for row_id, input_ids, mask, truncated in zip(row_ids, ids, masks, cut, strict=True):
         if len(input_ids) != len(mask):
             raise InputError(f"{key}: a sample has {len(input_ids)} input_ids, but {len(mask)} values in {mask_name}")
+        if len(input_ids) and not 0 <= input_ids.min() <= input_ids.max() <= _MAX_ID:
+            raise InputError(f"{key}: token ids from {input_ids.min()} to {input_ids.max()}; ids are 0 to {_MAX_ID}")
         supervised = mask != _IGNORED_LABEL if mask_name == "labels" else mask.astype(np.bool_)
         yield Existing(None if row_id is None else str(row_id), input_ids.astype(np.int32), supervised, bool(truncated))
 
 
-def _lists(column: Any) -> Iterator[NDArray[Any]]:
-    """Each list of a list or large_list column."""
+def _lists(column: Any, name: str, key: str) -> Iterator[NDArray[Any]]:
+    """Each list of a column of lists of numbers or truth values; InputError for any other column, and for nulls."""
+    kind = column.type
+    if pa.types.is_fixed_size_list(kind):
+        column = column.cast(pa.list_(kind.value_type))
+    elif not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        raise InputError(f"{key}: the column {name} is of {kind}; lists of whole numbers are wanted")
+    if not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
+        raise InputError(f"{key}: the column {name} is of {kind}; lists of whole numbers are wanted")
+    if nulls := column.null_count + column.values.null_count:
+        raise InputError(f"{key}: {nulls:,} values of the column {name} are null: make the set anew")
     ends = column.offsets.to_numpy()
     values = column.values.to_numpy(zero_copy_only=False)
     return (values[start:stop] for start, stop in itertools.pairwise(ends))

@@ -4,15 +4,22 @@ The lesson of a real set of 914,000 samples of which 87 % carried exactly six su
 by the template) while every stage reported success.
 """
 
+from collections.abc import Sequence
+
+from draftmill.contracts.cards import Dropped, count_reasons, told_reasons
 from draftmill.contracts.errors import DataGateError
 from draftmill.settings.tokenize import GateSettings
 from draftmill.tokenize.figures import PartStats
 from draftmill.tokenize.histogram import show
+from draftmill.tokenize.part import DUPLICATE
 
 
-def judge(figures: PartStats, limits: GateSettings, what: str) -> None:
-    """DataGateError naming every figure beyond its threshold, and the flag that moves it."""
-    found = [*_row_faults(figures, limits), *_sample_faults(figures, limits)]
+def judge(figures: PartStats, limits: GateSettings, what: str, dropped: Sequence[Dropped] = ()) -> None:
+    """DataGateError naming every figure beyond its threshold, and the flag that moves it.
+
+    `dropped`: rows that were left out, as far as they are known one by one; the first of them is named.
+    """
+    found = [*_row_faults(figures, limits, _told(dropped)), *_sample_faults(figures, limits)]
     if found:
         show(figures, what)
         raise DataGateError(
@@ -21,7 +28,15 @@ def judge(figures: PartStats, limits: GateSettings, what: str) -> None:
         )
 
 
-def _row_faults(figures: PartStats, limits: GateSettings) -> list[str]:
+def _told(dropped: Sequence[Dropped]) -> str:
+    """Why rows were left out, and where the first one stands."""
+    others = [row for row in dropped if row.reason != DUPLICATE]
+    if not others:
+        return ""
+    return f"; {told_reasons(count_reasons(others))}, the first in {others[0].file} line {others[0].line:,}"
+
+
+def _row_faults(figures: PartStats, limits: GateSettings, reasons: str) -> list[str]:
     if figures.rows < limits.min_judged:
         return []
     faults = []
@@ -29,7 +44,7 @@ def _row_faults(figures: PartStats, limits: GateSettings) -> list[str]:
     if dropped_frac > limits.max_dropped_frac:
         faults.append(
             f"{dropped_frac:.1%} of {figures.rows:,} rows were dropped (at most {limits.max_dropped_frac:.1%}: "
-            "--max-dropped-frac)"
+            f"--max-dropped-frac){reasons}"
         )
     duplicate_frac = figures.duplicate_rows / figures.rows
     if duplicate_frac > limits.max_duplicate_frac:

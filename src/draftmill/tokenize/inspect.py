@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from draftmill.chat.chat import Chat, open_chat
-from draftmill.contracts.errors import InputError, RecipeError
+from draftmill.contracts.errors import DataGateError, InputError, RecipeError
 from draftmill.settings.inspect import InspectSettings
 from draftmill.storage.models import locate
 from draftmill.tokenize.existing import Existing, ExistingSet, open_existing
@@ -28,6 +28,8 @@ def run(settings: InspectSettings) -> dict[str, Any]:
         return _show_sample(existing, settings.row, settings.tokenizer)
     figures = _counted(existing, settings.mask_id)
     show(figures, settings.input)
+    if settings.gate and figures.samples == 0:
+        raise DataGateError(f"the gate refuses {settings.input}: it holds no sample")
     if settings.gate:
         judge(figures, settings, settings.input)
         sys.stderr.write("the gate lets it pass\n")

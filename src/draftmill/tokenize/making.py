@@ -72,7 +72,7 @@ def _emptied(folder: Path) -> Path:
 
 
 def _judging(settings: TokenizeSettings) -> Callable[[PartRecord], None]:
-    return lambda record: judge(figures_of(record), settings, record.name)
+    return lambda record: judge(figures_of(record), settings, record.name, record.dropped)
 
 
 class _Counter:

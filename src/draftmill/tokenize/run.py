@@ -10,7 +10,7 @@ from draftmill.contracts.errors import StorageError
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.provenance import Stopwatch
 from draftmill.storage.sets import SetWriter, open_set_writer
-from draftmill.tokenize.closing import finish, tell_whole, what_is_left
+from draftmill.tokenize.closing import beside, finish, tell_whole, what_is_left
 from draftmill.tokenize.engines import num_tasks, start
 from draftmill.tokenize.jsonl import write_jsonl
 from draftmill.tokenize.ledger import ROWS
@@ -28,12 +28,12 @@ def run(settings: TokenizeSettings) -> dict[str, Any]:
     if settings.dry_run:
         return describe(blueprint)
     writer = open_set_writer(settings.output, blueprint.plan)
-    card = writer.card()
+    card = writer.card(*beside(writer.plan))
     if card is None:
         _make(writer, blueprint)
         if writer.missing() and (settings.shard or settings.engine == "slurm"):
             return what_is_left(writer, settings)
-        card = writer.card()
+        card = writer.card(*beside(writer.plan))
     if card is None:
         card = finish(writer, blueprint, watch)
     else:
