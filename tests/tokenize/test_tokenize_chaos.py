@@ -93,17 +93,27 @@ class Killer:
         return False
 
     def _kill_one(self, process: "subprocess.Popen[str]") -> None:
+        """Kills the run, its nursery or a worker, as soon as there is one."""
+        kind = self.chance.choice(("run", "run", "nursery", "worker"))
         try:
-            run = psutil.Process(process.pid)
-            workers = [worker for nursery in run.children() for worker in nursery.children()]
-            kind = self.chance.choice(("run", "run", "nursery", "worker"))
-            found = {"run": [run], "nursery": run.children(), "worker": workers}[kind] or [run]
-            victim = self.chance.choice(found)
-            victim.kill()
+            while not (found := _members(process, kind)):
+                if process.poll() is not None:
+                    return
+                time.sleep(0.01)
+            self.chance.choice(found).kill()
         except psutil.NoSuchProcess:
             return
         self.kills += 1
-        self.victims.append("run" if victim.pid == process.pid else kind)
+        self.victims.append(kind)
+
+
+def _members(process: "subprocess.Popen[str]", kind: str) -> list[psutil.Process]:
+    """The processes of a run that are of a kind, as far as they exist."""
+    run = psutil.Process(process.pid)
+    nurseries = [] if kind == "run" else run.children()
+    if kind == "worker":
+        return [worker for nursery in nurseries for worker in nursery.children()]
+    return [run] if kind == "run" else nurseries
 
 
 def _command(place: Path, url: str, outputs: list[str], part_bytes: int, workers: int) -> list[str]:
