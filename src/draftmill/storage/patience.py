@@ -60,12 +60,12 @@ class Patience:
         await asyncio.sleep(longest * random.uniform(0.5, 1.0))
 
 
-def patiently(job: Callable[[], T], place: str, patience: Patience) -> T:
-    """What `job` gives, which is done again while its store does not answer and `patience` lasts.
+def patiently(job: Callable[[], T], place: str, limit_s: float) -> T:
+    """What `job` gives, which is done again while its store does not answer, for at most `limit_s` seconds.
 
     For threads that have nothing else to do; jobs are such that doing them twice does no harm.
     """
-    attempt = 0
+    patience, attempt = Patience(limit_s), 0
     while True:
         try:
             given = job()

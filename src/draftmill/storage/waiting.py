@@ -24,7 +24,7 @@ class StalledError(StorageError):
 
 
 def nothing() -> None:
-    """Nobody wants to interrupt."""
+    """Where nobody wants to be called."""
 
 
 @dataclass
@@ -68,13 +68,18 @@ class Errand(Generic[T]):
     """One job on a thread of its own, which a process that ends does not wait for."""
 
     def __init__(self, job: Callable[[], T]) -> None:
-        self._job = job
         self._found: list[T] = []
         self._failure: DraftmillError | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        # A thread lets go of its arguments when it ends, and a job may hold gigabytes.
+        self._thread = threading.Thread(target=self._run, args=(job,), daemon=True)
         self._thread.start()
 
-    def result(self, heed: Callable[[], None]) -> T:
+    @property
+    def is_over(self) -> bool:
+        """Whether its result, or its failure, is there."""
+        return not self._thread.is_alive()
+
+    def result(self, heed: Callable[[], None] = nothing) -> T:
         """What the job gives or raises; `heed` is called now and then until it does."""
         while self._thread.is_alive():
             self._thread.join(_HEED_EVERY_S)
@@ -84,8 +89,8 @@ class Errand(Generic[T]):
         assert self._found, "the errand has met a fault of ours, whose traceback stands above"
         return self._found[0]
 
-    def _run(self) -> None:
+    def _run(self, job: Callable[[], T]) -> None:
         try:
-            self._found.append(self._job())
+            self._found.append(job())
         except DraftmillError as error:
             self._failure = error

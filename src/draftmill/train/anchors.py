@@ -11,10 +11,15 @@ import numpy as np
 from draftmill.train.samples import BoolArray, IntArray
 
 
+def keyed_number(num_bytes: int, *key: str | int) -> int:
+    """A number of so many bytes that belongs to `key`."""
+    digest = hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=num_bytes).digest()
+    return int.from_bytes(digest, "big")
+
+
 def permutation(length: int, *key: str | int) -> IntArray:
     """The numbers 0 .. length - 1 in the order that belongs to `key`."""
-    digest = hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=16).digest()
-    bits = np.random.PCG64(int.from_bytes(digest, "big")).random_raw(length)
+    bits = np.random.PCG64(keyed_number(16, *key)).random_raw(length)
     return np.argsort(bits, kind="stable")
 
 

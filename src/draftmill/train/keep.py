@@ -26,7 +26,7 @@ from draftmill.storage.checkpoints import (
     steps_on,
     sweep_checkpoints,
 )
-from draftmill.storage.patience import Patience, patiently
+from draftmill.storage.patience import patiently
 from draftmill.storage.store import Store, open_store
 from draftmill.train.behind import Behind
 from draftmill.train.metrics import METRICS_FILE
@@ -83,7 +83,7 @@ class Checkpoints:
             self._patiently(store, partial(self._prune, store, step, step))
 
     def _patiently(self, store: Store, job: Callable[[], None]) -> None:
-        patiently(job, store.url, Patience(self.patience_s))
+        patiently(job, store.url, self.patience_s)
 
     def _prune(self, store: Store, step: int, until: int) -> None:
         remove_checkpoints(store, [s for s in steps_on(store) if s < until and s not in self.kept(step)])

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from draftmill.settings.train import TrainSettings
+from draftmill.storage.waiting import nothing
 from draftmill.train.anchors import anchor_count, permutation
 from draftmill.train.gate import KeptSample
 
@@ -35,10 +36,6 @@ class PlannedRow:
     """Tokens of each sample that are trained on."""
 
 
-def nothing_to_check() -> None:
-    """Samples may be drawn from everywhere."""
-
-
 class RowPlan:
     """The stream of training rows over all epochs; stretches are packed when they are reached."""
 
@@ -47,7 +44,7 @@ class RowPlan:
         num_parts: int,
         kept_of: Callable[[int], Sequence[KeptSample]],
         settings: TrainSettings,
-        before_second: Callable[[], None] = nothing_to_check,
+        before_second: Callable[[], None] = nothing,
     ) -> None:
         """`kept_of` says what is trained on of a part, and may wait for it; `before_second` is called before samples
         are drawn from all of them."""

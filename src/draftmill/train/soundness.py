@@ -4,12 +4,12 @@ A sample whose features are not finite (an overflow of the target's own dtype, a
 weight of the drafter NaN in one step. It is left out of the loss, named, and counted; the run ends after too many.
 """
 
-import hashlib
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from draftmill.train.anchors import keyed_number
 from draftmill.train.features import DocumentStates
 
 
@@ -38,8 +38,7 @@ def noised(read: DocumentStates, noise: float, *key: str | int) -> DocumentState
     What the target itself says (`last_TH`) stays as it is.
     """
     features_TF = read.features_TF
-    digest = hashlib.blake2b("\x1f".join(map(str, key)).encode(), digest_size=8).digest()
-    generator = torch.Generator(features_TF.device).manual_seed(int.from_bytes(digest, "big") >> 1)
+    generator = torch.Generator(features_TF.device).manual_seed(keyed_number(8, *key) >> 1)
     drawn_TF = torch.empty_like(features_TF).normal_(generator=generator)
     return DocumentStates(features_TF + noise * _root_mean_square(features_TF) * drawn_TF, read.last_TH)
 
