@@ -18,6 +18,7 @@ from draftmill.storage.checkpoints import MARKER_FILE, find_checkpoint, step_fol
 from draftmill.storage.store import open_store  # noqa: E402
 from draftmill.train.run import run  # noqa: E402
 from sample_sets import GivenSample, write_samples  # noqa: E402
+from small_run import small_settings  # noqa: E402
 from tiny import write_tiny_target  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -42,26 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(folder: Path, *output: Path | str, **changed: object) -> TrainSettings:
-    chosen: dict[str, object] = {
-        "num_layers": 2,
-        "num_taps": 1,
-        "block_size": 4,
-        "max_tokens": 80,
-        "num_anchors": 12,
-        "rows_per_step": 2,
-        "num_steps": NUM_STEPS,
-        "save_every": 4,
-        "keep_checkpoints": 2,
-        "lr": 2e-3,
-        "min_agreement": 0.0,  # neither target nor set means anything
-        **changed,
-    }
-    return TrainSettings(
-        input=str(folder / "samples"),
-        output=tuple(map(str, output)),
-        target=str(folder / "target"),
-        **chosen,  # type: ignore[arg-type]
-    )
+    own: dict[str, object] = {"num_layers": 2, "max_tokens": 80, "num_anchors": 12, "rows_per_step": 2, "save_every": 4}
+    return small_settings(folder, *output, **{**own, "num_steps": NUM_STEPS, **changed})
 
 
 @pytest.fixture(scope="module")
