@@ -20,6 +20,7 @@ from draftmill.storage.checkpoints import (
     find_checkpoint,
     find_marker,
 )
+from draftmill.storage.fetch import SHA256
 from draftmill.storage.models import locate, read_config, text_config
 from draftmill.storage.store import open_store, sha256_of
 
@@ -49,7 +50,7 @@ class Sources:
 
 
 def _identified(role: str, path: Path) -> InputFile:
-    return InputFile(key=f"{role}/{path.name}", size=path.stat().st_size, identity=f"sha256:{sha256_of(path)}")
+    return InputFile(key=f"{role}/{path.name}", size=path.stat().st_size, identity=SHA256 + sha256_of(path))
 
 
 def find_sources(target: str, checkpoint: str, with_untrained: bool) -> Sources:

@@ -15,8 +15,8 @@ from draftmill.model.checkpoint import drafter_files, named_tensors
 from draftmill.model.drafter import Drafter
 from draftmill.model.heads import head_kind
 from draftmill.model.shape import DrafterShape
-from draftmill.storage.cache import write_atomically
 from draftmill.storage.checkpoints import CONFIG_FILE, WEIGHTS_FILE
+from draftmill.storage.local import write_atomically
 
 Manifest = dict[str, tuple[int, ...]]
 

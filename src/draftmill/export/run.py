@@ -15,8 +15,8 @@ from draftmill.contracts.cards import Card, canonical_json
 from draftmill.contracts.errors import RecipeError
 from draftmill.export.card import CARD_FILE, card_of, find_finished, readable, readme, recipe_of, step_of
 from draftmill.settings.export import ExportSettings
-from draftmill.storage.cache import write_atomically
 from draftmill.storage.checkpoints import find_checkpoint
+from draftmill.storage.local import write_atomically
 from draftmill.storage.provenance import Stopwatch
 
 README_FILE = "README.md"

@@ -12,8 +12,8 @@ from draftmill.contracts.errors import InputError
 from draftmill.model.drafter import Drafter
 from draftmill.model.heads import head_kind
 from draftmill.model.shape import DrafterShape
-from draftmill.storage.cache import write_atomically
 from draftmill.storage.checkpoints import CONFIG_FILE, WEIGHTS_FILE
+from draftmill.storage.local import write_atomically
 
 # The name of the head inside a `Drafter`.
 _HEAD = "head."

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from draftmill.contracts.errors import StorageError
-from draftmill.storage.local import draft_of, reason
+from draftmill.storage.local import reason
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -83,17 +83,3 @@ def _locked(path: Path) -> Iterator[bool]:
         if is_held:
             path.unlink(missing_ok=True)
         os.close(descriptor)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes `path` whole or not at all: a temporary name beside it, fsync, rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = draft_of(path)
-    try:
-        with draft.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)

@@ -15,8 +15,8 @@ import msgspec
 
 from draftmill.contracts.cards import canonical_json
 from draftmill.contracts.errors import InputError, StorageError
-from draftmill.storage.cache import cache_folder, write_atomically
-from draftmill.storage.local import sweep_drafts
+from draftmill.storage.cache import cache_folder
+from draftmill.storage.local import sweep_drafts, write_atomically
 from draftmill.storage.models import CONFIG_FILE
 from draftmill.storage.store import Store, open_store, sha256_of
 
@@ -95,7 +95,7 @@ def holds_checkpoint(store: Store, marker: Marker) -> bool:
     """Whether a store has this very marker, and beside it files of the lengths it names."""
     if find_marker(store, marker.step) != marker:
         return False
-    sizes = {file.key: file.size for file in store.files()}
+    sizes = store.sizes()
     return all(sizes.get(f"{step_folder(marker.step)}/{file.name}") == file.bytes for file in marker.files)
 
 

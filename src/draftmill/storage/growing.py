@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from draftmill.contracts.cards import CARD_FILE, PLAN_FILE, Card, InputFile, Plan, record_file
 from draftmill.contracts.errors import StorageError
-from draftmill.storage.patience import Patience, patiently
-from draftmill.storage.sets import card_at, plan_at, record_at
+from draftmill.storage.patience import patiently
+from draftmill.storage.sets import card_at, part_file, plan_at, record_at
 from draftmill.storage.store import Store, open_store
 from draftmill.storage.waiting import Errand, Waiting
 
@@ -71,8 +71,9 @@ class GrowingSet:
         if index not in self._known and index < self.num_parts:
             record = self._patiently(partial(record_at, self.store, self.plan.parts[index].name, self.plan))
             if record is not None:
-                file = InputFile(key=record.file, size=record.bytes, identity=f"sha256:{record.sha256}")
-                self._known[index] = KnownPart(record.name, file, record.rows)
+                self._known[index] = KnownPart(
+                    record.name, part_file(record.file, record.bytes, record.sha256), record.rows
+                )
         return self._known.get(index)
 
     def complete(self) -> None:
@@ -92,7 +93,7 @@ class GrowingSet:
         return Errand(question).result(self.waiting.heed)
 
     def _patiently(self, question: Callable[[], T]) -> T:
-        return patiently(question, self.store.url, Patience(self.patience_s))
+        return patiently(question, self.store.url, self.patience_s)
 
     def _life(self) -> str:
         """How much of the set is there; StorageError where it is no longer the set that was opened."""
@@ -110,8 +111,8 @@ class GrowingSet:
         if card is None:
             return
         parts = [
-            KnownPart(p["name"], InputFile(key=p["file"], size=p["bytes"], identity=f"sha256:{p['sha256']}"), p["rows"])
-            for p in card.content["parts"]
+            KnownPart(part["name"], part_file(part["file"], part["bytes"], part["sha256"]), part["rows"])
+            for part in card.content["parts"]
         ]
         changed = [part.name for i, part in enumerate(parts) if self._known.get(i, part) != part]
         if changed or len(parts) != self.num_parts:

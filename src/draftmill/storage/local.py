@@ -121,6 +121,14 @@ def place(source: Path, target: Path) -> None:
         draft.replace(target)
 
 
+def write_atomically(target: Path, data: bytes) -> None:
+    """Writes `target` whole or not at all."""
+    with _drafted(target) as draft:
+        draft.write_bytes(data)
+        sync(draft)
+        draft.replace(target)
+
+
 def write_new(target: Path, data: bytes) -> bool:
     """Writes `target` whole unless it exists; whether it was written. Of several writers just one wins."""
     with _drafted(target) as draft:

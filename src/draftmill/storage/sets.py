@@ -49,7 +49,7 @@ class SetWriter:
 
     def sizes(self) -> list[dict[str, int]]:
         """What each store holds: bytes by key."""
-        return [{file.key: file.size for file in store.files()} for store in self.stores]
+        return [store.sizes() for store in self.stores]
 
     def records(self) -> dict[str, PartRecord]:
         """Records of the parts that are complete in every store, by part name."""
@@ -207,9 +207,7 @@ class SetReader:
     @property
     def inputs(self) -> tuple[InputFile, ...]:
         """The parts as a consumer's plan names them, identified by their sha256."""
-        return tuple(
-            InputFile(key=p["file"], size=p["bytes"], identity=SHA256 + p["sha256"]) for p in self.card.content["parts"]
-        )
+        return tuple(part_file(p["file"], p["bytes"], p["sha256"]) for p in self.card.content["parts"])
 
     def local(self, file: InputFile) -> Path:
         """A local path with the part's bytes, checked against its record; an object is fetched into the cache once."""
@@ -226,6 +224,11 @@ def open_set(url: str, room: str) -> SetReader:
             "again to go on, or to be told what is wrong"
         )
     return SetReader(store, plan, card)
+
+
+def part_file(name: str, size: int, sha256: str) -> InputFile:
+    """The file of a part, as a consumer's plan names it: by its content."""
+    return InputFile(key=name, size=size, identity=SHA256 + sha256)
 
 
 def plan_at(store: Store, room: str) -> Plan:

@@ -24,9 +24,16 @@ from obstore.store import LocalStore, S3Store, from_url
 
 from draftmill.contracts.cards import InputFile
 from draftmill.contracts.errors import RecipeError, StorageError
-from draftmill.storage.cache import write_atomically
 from draftmill.storage.failures import insisting, why
-from draftmill.storage.local import draft_of, list_folder, no_room, place, read_file, stat_file, write_new
+from draftmill.storage.local import (
+    draft_of,
+    list_folder,
+    place,
+    read_file,
+    stat_file,
+    write_atomically,
+    write_new,
+)
 
 if TYPE_CHECKING:  # obstore keeps these for type checkers alone
     from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Config
@@ -68,6 +75,10 @@ class Store:
     def files(self) -> list[InputFile]:
         """Every object below the URL, sorted by key; `identity` changes with the object."""
         return _listed(self) if self.folder is None else list_folder(self.folder)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of every object below the URL, by key."""
+        return {file.key: file.size for file in self.files()}
 
     def stat(self, key: str) -> InputFile | None:
         """The object as a listing shows it, or None where there is no such object."""
@@ -180,11 +191,8 @@ def _bucket(url: str) -> str:
 def _put_local(path: Path, data: bytes | Path) -> None:
     if isinstance(data, Path):
         place(data, path)
-        return
-    try:
+    else:
         write_atomically(path, data)
-    except OSError as error:
-        raise no_room(error, path) from error
 
 
 def _listed(store: Store) -> list[InputFile]:

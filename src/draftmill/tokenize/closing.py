@@ -31,12 +31,13 @@ def finish(writer: SetWriter, blueprint: Blueprint, watch: Stopwatch) -> Card:
             "was made: something else writes there, or removes; see to it, and run the same command again"
         )
     records = writer.all_records()
+    dropped = [drop for record in records for drop in record.dropped]
     figures = total(map(figures_of, records))
     show(figures, "tokenize")
     if figures.samples == 0:
-        dropped = count_reasons(drop for record in records for drop in record.dropped)
-        raise InputError(f"no row of {settings.input} gives a sample: {told_reasons(dropped) or 'it holds none'}")
-    judge(figures, settings, "the set", [drop for record in records for drop in record.dropped])
+        reasons = told_reasons(count_reasons(dropped)) or "it holds none"
+        raise InputError(f"no row of {settings.input} gives a sample: {reasons}")
+    judge(figures, settings, "the set", dropped)
     drawn = picture(figures, f"tokenize {settings.input}")
     for name, data in {**datasets_files(records, writer.plan.hash), PICTURE_FILE: drawn}.items():
         writer.publish_file(name, data)

@@ -130,13 +130,12 @@ def _samples_of_batch(batch: pa.RecordBatch, key: str) -> Iterator[Existing]:
 
 def _lists(column: Any, name: str, key: str) -> Iterator[NDArray[Any]]:
     """Each list of a column of lists of numbers or truth values; InputError for any other column, and for nulls."""
-    kind = column.type
-    if pa.types.is_fixed_size_list(kind):
+    kind, types = column.type, pa.types
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if not is_list or not (types.is_integer(kind.value_type) or types.is_boolean(kind.value_type)):
+        raise InputError(f"{key}: the column {name} is of {kind}; lists of whole numbers are wanted")
+    if types.is_fixed_size_list(kind):
         column = column.cast(pa.list_(kind.value_type))
-    elif not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
-        raise InputError(f"{key}: the column {name} is of {kind}; lists of whole numbers are wanted")
-    if not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
-        raise InputError(f"{key}: the column {name} is of {kind}; lists of whole numbers are wanted")
     if nulls := column.null_count + column.values.null_count:
         raise InputError(f"{key}: {nulls:,} values of the column {name} are null: make the set anew")
     ends = column.offsets.to_numpy()

@@ -11,6 +11,7 @@ import msgspec
 from draftmill.contracts.cards import PLAN_FILE, Card, InputFile, Plan, canonical_json, count_reasons, make_card
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.checkpoints import MARKER_FILE, WEIGHTS_FILE, find_checkpoint, find_marker, step_folder, steps_on
+from draftmill.storage.fetch import SHA256
 from draftmill.storage.growing import GrowingSet
 from draftmill.storage.models import fingerprint
 from draftmill.storage.provenance import Stopwatch, provenance
@@ -47,7 +48,7 @@ def plan_of(settings: TrainSettings, parts: GrowingSet, target: Path) -> Plan:
         "init": _start_of(settings),
     }
     size = len(canonical_json(parts.plan))
-    named = InputFile(key=PLAN_FILE, size=size, identity=f"sha256:{parts.plan.hash}")
+    named = InputFile(key=PLAN_FILE, size=size, identity=SHA256 + parts.plan.hash)
     return Plan(room="train", recipe=recipe, inputs=(named,), parts=())
 
 

@@ -8,7 +8,9 @@ from typing import TypeVar
 import msgspec
 
 from draftmill.contracts.cards import content_hash
-from draftmill.storage.cache import cache_folder, write_atomically
+from draftmill.contracts.errors import StorageError
+from draftmill.storage.cache import cache_folder
+from draftmill.storage.local import write_atomically
 from draftmill.storage.store import sha256_of
 
 T = TypeVar("T")
@@ -23,6 +25,6 @@ def remembered(key: Sequence[str | int], kind: type[T], find: Callable[[], T]) -
     with suppress(FileNotFoundError, msgspec.DecodeError):
         return msgspec.msgpack.decode(path.read_bytes(), type=kind)
     found = find()
-    with suppress(OSError):
+    with suppress(StorageError):
         write_atomically(path, msgspec.msgpack.encode(found))
     return found
