@@ -1,6 +1,7 @@
 """Jobs behind the loop are done one at a time, and a failure is raised by whoever asks next."""
 
 import threading
+import time
 
 import pytest
 
@@ -44,3 +45,16 @@ def test_a_fault_of_ours_is_not_taken_for_done() -> None:
     behind.do(lambda: [][0])
     with pytest.raises(AssertionError, match="fault of ours"):
         behind.settle()
+
+
+def test_a_failure_is_raised_to_who_only_looks() -> None:
+    def fails() -> None:
+        raise StorageError("no room")
+
+    behind = Behind()
+    behind.do(fails)
+    with pytest.raises(StorageError, match="no room"):
+        for _ in range(1_000):
+            behind.check()
+            time.sleep(0.005)
+    behind.check()
