@@ -95,8 +95,8 @@ def test_a_killed_run_s_downloads_are_not_fetched_again(place: Path, lake: Unrul
     for number in range(4):
         rows = write_rows(place / f"{number}.jsonl", [row(i, id=f"{number}-{i}") for i in range(20)])
         open_store(f"{lake.url}/in").put(f"{number}.jsonl", rows)
-    broken = {"input": f"{lake.url}/in", "output": (f"{lake.url}/out",), "part_bytes": 7_000}
-    # Fails when it is made, all inputs fetched by then.
+    broken = {"input": f"{lake.url}/in", "output": (f"{lake.url}/out",), "part_bytes": 700_000}
+    # Fails when its one part is made, all inputs fetched by then.
     open_store(f"{lake.url}/in").put("2.jsonl.gz", b"no gzip" * 100)
     with pytest.raises(StorageError, match=r"2\.jsonl\.gz: its gzip data break off"):
         run(_settings(place, **broken))
