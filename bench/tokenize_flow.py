@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 import psutil
@@ -54,7 +54,7 @@ class Used(NamedTuple):
     cpu_s: float
     """Of the process and all that it started."""
     peak_bytes: int
-    """Of all its processes together, shared memory counted once."""
+    """Of all its processes together, shared memory counted once; 0 where nobody looked."""
 
 
 class Bench:
@@ -65,8 +65,8 @@ class Bench:
         self.tokenizer = write_qwen_tokenizer(folder / "tokenizer")
         self._runs = 0
 
-    def tokenize(self, source: str, *flags: str, output: str | None = None) -> Used:
-        """Runs the command; what it took."""
+    def tokenize(self, source: str, *flags: str, output: str | None = None, is_watched: bool = False) -> Used:
+        """Runs the command; what it took. Its memory only where that `is_watched`, for looking halts the processes."""
         self._runs += 1
         environ = {**os.environ, "DRAFTMILL_CACHE": str(self.folder / f"cache-{self._runs}"), "OMP_NUM_THREADS": "1"}
         words = [f"--input={source}", f"--output={output or self.place()}", f"--tokenizer={self.tokenizer}", *LENIENT]
@@ -75,12 +75,12 @@ class Bench:
             process = subprocess.Popen(
                 [sys.executable, "-m", "draftmill", "tokenize", *words, *flags], stdout=log, stderr=log, env=environ
             )
-            memory = _Memory(process.pid)
+            memory = _Memory(process.pid) if is_watched else None
             process.wait()
         wall, after = time.monotonic() - started, os.times()
         assert process.returncode == 0, (self.folder / "log").read_text()[-3000:]
         cpu = after.children_user + after.children_system - before.children_user - before.children_system
-        return Used(wall, cpu, memory.stop())
+        return Used(wall, cpu, memory.stop() if memory else 0)
 
     def place(self) -> str:
         """Where the last command wrote, unless it was told another place."""
@@ -224,14 +224,14 @@ def bench_workers(bench: Bench, few: Path, many: Path, rounds: int) -> dict[str,
 
 
 def _rows_alone(bench: Bench, file: Path, processes: int) -> float:
-    """CPU-seconds that a process takes to make rows, without parts or uploads, while others do the same."""
+    """Mean CPU-seconds of processes that make rows side by side, without parts or uploads."""
     command = [sys.executable, str(Path(__file__).with_name("tokenize_rows.py")), "--way=ours"]
     command += [f"--folder={bench.tokenizer}", f"--count={_count(file)}"]
     copies = [file.with_name(f"alone-{i}.jsonl") for i in range(processes)]
     for copy in copies:
         copy.write_bytes(file.read_bytes())
     running = [subprocess.Popen([*command, f"--file={copy}"], stdout=subprocess.PIPE) for copy in copies]
-    return max(json.loads(process.communicate()[0].splitlines()[-1])["cpu_s"] for process in running)
+    return mean(json.loads(process.communicate()[0].splitlines()[-1])["cpu_s"] for process in running)
 
 
 def _count(file: Path) -> int:
@@ -257,7 +257,7 @@ def bench_memory(bench: Bench, source: Path, kind: str) -> dict[str, float]:
     lines = source.read_bytes().splitlines(keepends=True)
     short = source.with_name(f"short-{source.name}")
     short.write_bytes(b"".join(lines[: len(lines) * FEW_SHARDS // MANY_SHARDS]))
-    few, many = bench.tokenize(str(short), *flags), bench.tokenize(str(source), *flags)
+    few, many = (bench.tokenize(str(file), *flags, is_watched=True) for file in (short, source))
     return {
         f"{kind}_few_megabytes": few.peak_bytes / 1e6,
         f"{kind}_many_megabytes": many.peak_bytes / 1e6,
