@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import GraniteConfig, GraniteForCausalLM
 
 from draftmill.contracts.errors import DataGateError, InputError
 from draftmill.extract.agreement import DECODED_TOKENS, Text, check_target
@@ -102,3 +103,20 @@ def test_a_target_knows_what_it_wrote_and_random_weights_do_not(caplog: pytest.L
     with pytest.raises(DataGateError, match=r"min_agreement 0\.5.*weights are random"):
         check_target(other, [text], 0.5)
     check_target(other, [text], 0.0)
+
+
+def test_a_target_that_does_more_to_its_logits_than_its_head_does_is_refused() -> None:
+    config = tiny_model("llama").config.to_dict()
+    text = Text(ids(20).tolist(), 9)
+    scaled = GraniteForCausalLM(GraniteConfig(**{**config, "model_type": "granite", "logits_scaling": 3.0}))
+    with pytest.raises(InputError, match=r"GraniteForCausalLM makes more of its logits.*apart, of logits up to"):
+        check_target(freeze(scaled), [text], 0.0)
+    plain = GraniteForCausalLM(GraniteConfig(**{**config, "model_type": "granite", "logits_scaling": 1.0}))
+    check_target(freeze(plain), [text], 0.0)
+
+
+def test_a_head_with_a_bias_is_refused() -> None:
+    model = tiny_model("llama")
+    model.lm_head = nn.Linear(HIDDEN, VOCAB)
+    with pytest.raises(InputError, match="its head adds a bias"):
+        freeze(model)

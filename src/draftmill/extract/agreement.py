@@ -1,4 +1,6 @@
-"""Whether a target knows the text it is to be drafted for: random or foreign weights do not.
+"""Whether a target knows the text it is to be drafted for, and ends as a drafter takes it to end.
+
+Random or foreign weights do not know the text.
 
 A loader that leaves weights at random reports success, and a drafter then learns nothing for nobody (the loss stands
 still at four digits, NVIDIA-NeMo/Automodel#3173). So before training a few samples go through the whole target, head
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from draftmill.contracts.errors import DataGateError
+from draftmill.contracts.errors import DataGateError, InputError
 from draftmill.extract.decode import decode_greedy
 from draftmill.extract.target import Target
 
@@ -31,7 +33,9 @@ class Text:
 
 
 def check_target(target: Target, texts: Sequence[Text], min_agreement: float) -> None:
-    """DataGateError where the target finds too few of the answers' tokens most likely itself."""
+    """DataGateError where the target finds too few of the answers' tokens most likely itself; InputError where its
+    logits are more than its head on its final norm."""
+    _check_ends(target, texts[0])
     found = [same for text in texts for same in _agreements(target, text)]
     share = sum(found) / max(len(found), 1)
     log.info("the target agrees with %.0f %% of %d tokens of the set", 100 * share, len(found))
@@ -42,6 +46,27 @@ def check_target(target: Target, texts: Sequence[Text], min_agreement: float) ->
             f"the target finds {100 * share:.1f} % of {len(found)} answer tokens most likely itself, less than "
             f"min_agreement {min_agreement:g}, and decodes {begins} of an answer's first tokens: its weights are "
             "random, or another model wrote these answers; generate them with this target, or lower --min-agreement"
+        )
+
+
+@torch.no_grad()
+def _check_ends(target: Target, text: Text) -> None:
+    """Drafter and loss take logits for the head on the final norm: some families scale or cap them besides."""
+    last: list[torch.Tensor] = []
+    hook = target.norm.register_forward_pre_hook(lambda _norm, args: last.append(args[0].clone()))
+    ids_1T = torch.tensor([list(text.token_ids[:JUDGED_TOKENS])], device=target.device)
+    try:
+        logits_TV = target.model(input_ids=ids_1T).logits[0]
+    finally:
+        hook.remove()
+    assert len(last) == 1, f"the final norm runs once a pass; it ran {len(last)} times"
+    off = (target.head(target.norm(last[0]))[0].to(logits_TV.device) - logits_TV).abs().max()
+    most = logits_TV.abs().max()
+    if not off <= float(torch.finfo(logits_TV.dtype).eps) * most:  # both are the same products, in the same order
+        raise InputError(
+            f"{type(target.model).__name__} makes more of its logits than its head on its final norm (up to {off:.3g} "
+            f"apart, of logits up to {most:.3g}: a scale, a cap?): a drafter would learn another distribution; such "
+            "families are not supported"
         )
 
 

@@ -89,6 +89,10 @@ def find_parts(model: Any) -> Parts:
             f"{type(model).__name__}: wanted a linear head and an embedding table, found {type(head).__name__} "
             f"and {type(embed).__name__}"
         )
+    if head.bias is not None:
+        raise InputError(
+            f"{type(model).__name__}: its head adds a bias to the logits, which no drafter does: not supported"
+        )
     layers = modules[f"{path}.layers"]
     assert isinstance(layers, nn.ModuleList)
     return Parts(family, modules[path], layers, modules[f"{path}.norm"], embed, head)
