@@ -141,7 +141,7 @@ class _Softmax:
 
     def logits(self, first: int, end: int) -> Tensor:
         """The logits of some vocabulary rows, float32; a buffer of its own."""
-        return (self._states_RH @ self._head_VH[first:end].T).float()
+        return _product(self._states_RH, self._head_VH[first:end].T)
 
     def take(self, logits_RW: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """Adds the rows from `first` on; their logits become exponentials in place.
@@ -162,7 +162,7 @@ class _Softmax:
             if rows_WH.dtype == torch.float32:
                 self._sum_RH.mul_(shrink_R1).addmm_(self.exps_RW, rows_WH)
             else:
-                self._sum_RH.mul_(shrink_R1).add_(self.exps_RW.to(rows_WH.dtype) @ rows_WH)
+                self._sum_RH.mul_(shrink_R1).add_(_product(self.exps_RW.to(rows_WH.dtype), rows_WH))
         return shrink_R1, risen_r
 
     @property
@@ -175,6 +175,14 @@ class _Softmax:
         """The mean of the head's rows under the softmax."""
         assert self._sum_RH is not None
         return self._sum_RH / self.total_R1
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right` in float32. CUDA adds narrower numbers up in float32 and need not round the sums to give them;
+    a CPU has no such product, and its logits are rounded to the head's dtype first (bfloat16: 3 digits)."""
+    if left.is_cuda and left.dtype != torch.float32:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return (left @ right).float()
 
 
 def _pieces(logits_RW: Tensor) -> Float[Tensor, "R P w"]:
@@ -279,4 +287,4 @@ def _total_variation(q: _Softmax, p: _Softmax, head_VH: Tensor) -> tuple[Tensor,
     distance_R = sign_RV.abs().sum(dim=1) / 2
     pushed_RV = sign_RV.sign_().div_(2).mul_(q_RV)
     pushed_RV.sub_(q_RV.mul_(pushed_RV.sum(dim=1, keepdim=True)))
-    return distance_R, (pushed_RV.to(head_VH.dtype) @ head_VH).float()
+    return distance_R, _product(pushed_RV.to(head_VH.dtype), head_VH)
