@@ -18,6 +18,7 @@ CPU_HALF = (
     "serving",
     "settings",
     "storage",
+    "streams",
     "tokenize",
 )
 HEAVY = ("torch", "transformers", "vllm", "sglang", "wandb")

@@ -22,10 +22,12 @@ from draftmill.contracts.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from draftmill.rooms import ROOMS
 from draftmill.settings.base import RoomSettings
 from draftmill.settings.recipes import load_recipe, readable, refuse_unknown, room_values
+from draftmill.streams import secure_streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code (0 done, 1 failed, 2 usage, 3 refused by a gate, 130 interrupted)."""
+    secure_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help"):
         print(overview())

@@ -26,6 +26,7 @@ from torch.multiprocessing.spawn import ProcessContext, ProcessException, start_
 
 from draftmill.contracts.errors import EXIT_FAILED, EXIT_INTERRUPTED, DraftmillError
 from draftmill.settings.train import TrainSettings
+from draftmill.streams import secure_streams
 from draftmill.train.ranks import Layout, RankLostError
 
 METHOD = "forkserver"
@@ -150,6 +151,7 @@ def _outcome(call: _Call, rank: int) -> _Outcome:
 
 def _be_rank(rank: int, call: _Call) -> None:
     """One rank, from start to end, in a process of its own."""
+    secure_streams()
     os.environ.update(call.environment, RANK=str(rank), LOCAL_RANK=str(rank))
     # Until there is something to keep, a rank that is asked to end does so at once, whatever it waits for.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
