@@ -1,6 +1,7 @@
 """`--also jsonl` writes what SpecForge and speculators read as tokenized already: once, and beside an older set too."""
 
 import json
+import resource
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,6 +9,8 @@ import pytest
 
 import completions
 from completions import row, write_rows
+from draftmill.contracts.errors import StorageError
+from draftmill.tokenize.jsonl import write_jsonl
 from draftmill.tokenize.run import run
 from tiny_tokenizer import write_tiny_tokenizer
 
@@ -43,6 +46,19 @@ def test_a_file_that_is_there_is_left_alone_and_a_lost_one_written_again(made: P
     first.unlink()
     run(chosen)
     assert first.read_bytes() == whole and second.stat().st_mtime_ns == kept
+
+
+def test_a_full_disk_is_named_and_the_next_run_goes_on(made: Path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))  # on the size of files: it stands for a full disk
+    try:
+        with pytest.raises(StorageError, match=rf"{made}/cache/spool/.* cannot be written: File too large; free some"):
+            write_jsonl(str(made / "samples"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((made / "cache").rglob("lines")), "what there was no room for makes room"
+    write_jsonl(str(made / "samples"))
+    assert len(list((made / "samples" / "jsonl").iterdir())) > 1 and not list((made / "cache" / "spool").iterdir())
 
 
 def test_datasets_still_reads_the_shards_and_reads_the_lines(made: Path):
