@@ -159,6 +159,49 @@ def test_workers_are_forked_from_a_process_with_a_single_thread(spec: RowMakerSp
     assert asyncio.run(run()) == 1
 
 
+def test_who_stops_waiting_for_a_worker_leaves_the_nursery_as_it_is(spec: RowMakerSpec):
+    """As when a run is stopped: the answer comes, and nobody waits for it any more."""
+
+    async def run() -> None:
+        nursery = Nursery(spec, GROWTH)
+        first = await nursery.fork()
+        (process,) = (child for child in psutil.Process().children() if "nursery" in " ".join(child.cmdline()))
+        before = process.children()
+        process.suspend()
+        stopped = asyncio.create_task(nursery.fork())
+        await asyncio.sleep(0.05)
+        stopped.cancel()
+        await asyncio.wait([stopped])
+        process.resume()
+        worker = await nursery.fork()
+        assert process.is_running(), "another was not needed"
+        assert [child.pid for child in before] == [first.pid] != [worker.pid]
+        for _ in range(200):  # the worker nobody waited for ends, for nobody has its other end
+            if {child.pid for child in process.children()} == {first.pid, worker.pid}:
+                break
+            await asyncio.sleep(0.01)
+        assert {child.pid for child in process.children()} == {first.pid, worker.pid}
+        await nursery.close()
+
+    asyncio.run(run())
+
+
+def test_how_a_worker_ended_is_still_told_to_the_next_who_asks(spec: RowMakerSpec):
+    async def run() -> str:
+        nursery = Nursery(spec, GROWTH)
+        worker = await nursery.fork()
+        asked = asyncio.create_task(worker.how_it_ended())
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait([asked])
+        os.kill(worker.pid, signal.SIGKILL)
+        told = await worker.how_it_ended()
+        await nursery.close()
+        return told
+
+    assert asyncio.run(run()).endswith("ended with signal 9")
+
+
 def test_a_worker_that_has_grown_makes_way(tmp_path: Path, spec: RowMakerSpec):
     pids: list[int] = []
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections import defaultdict
+from collections import defaultdict, deque
 from contextlib import suppress
 
 from draftmill.contracts.errors import DraftmillError, StorageError
@@ -129,7 +129,7 @@ class Nursery:
         """What ended a worker, as far as the nursery can tell."""
         try:
             async with asyncio.timeout(_STATUS_WAIT_S if self._line else 0):
-                status = await (self._line.ended[pid] if self._line else asyncio.Event().wait())
+                status = await (asyncio.shield(self._line.ended[pid]) if self._line else asyncio.Event().wait())
         except TimeoutError:
             return f"process {pid} is gone"
         return f"process {pid} ended with {f'signal {-status}' if status < 0 else f'exit code {status}'}"
@@ -156,27 +156,31 @@ class _Line:
     def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket, streams: _Streams) -> None:
         self.ended: dict[int, asyncio.Future[int]] = defaultdict(asyncio.get_running_loop().create_future)
         self._process, self._control, self._streams = process, control, streams
-        self._forked: asyncio.Future[int] | None = None
+        self._asked: deque[asyncio.Future[int]] = deque()  # answered in turn
         self._listener = asyncio.create_task(self._listen(streams[0]))
 
     async def fork(self, channel: socket.socket) -> int:
         """The id of a new worker that serves the other end of `channel`; one of DEATH where there is no nursery."""
         if self._listener.done():
             raise ConnectionResetError
-        self._forked = asyncio.get_running_loop().create_future()
+        forked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         socket.send_fds(self._control, [FORK], [channel.fileno()])
-        return await self._forked
+        self._asked.append(forked)
+        return await forked
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with suppress(*DEATH):
             while True:
                 message = await heard_from_nursery(reader)
-                if isinstance(message, Forked) and self._forked is not None:
-                    self._forked.set_result(message.pid)
+                if isinstance(message, Forked):
+                    self.ended.pop(message.pid, None)  # the number may have been an earlier worker's
+                    if not (forked := self._asked.popleft()).done():  # whoever asked may have been cancelled
+                        forked.set_result(message.pid)
                 elif isinstance(message, Ended):
                     self.ended[message.pid].set_result(message.status)
-        if self._forked is not None and not self._forked.done():
-            self._forked.set_exception(ConnectionResetError())
+        for forked in self._asked:
+            if not forked.done():
+                forked.set_exception(ConnectionResetError())
 
     async def close(self) -> None:
         """Hangs up, and waits for the nursery to end."""
