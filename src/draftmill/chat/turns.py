@@ -28,6 +28,10 @@ Span = tuple[int, int]
 Differ = list[tuple[str, str]]
 """What two texts hold from where they first differ; ("", "") where they differ otherwise."""
 
+# Each answer is rendered with all that precedes it, so a row costs the square of its answers: at this many 1 CPU-second
+# with ChatML, 13 with Qwen3.6's template.
+MAX_ANSWERS = 500
+
 # Two answers that share neither their first nor their last letter: where both renders differ from the true one, the
 # answer's own text stands.
 _STAND_INS = ("b stand-in m", "k stand-in w")
@@ -59,6 +63,8 @@ class TurnFinder:
         places = said.answer_places
         if not places:
             raise RowError("no assistant turn")
+        if turns != "last" and len(places) > MAX_ANSWERS:
+            raise RowError(f"more than {MAX_ANSWERS} answers", f"it has {len(places):,}; cut it into several rows")
         self.chat.reading.refuse_unread(said)
         if turns == "expand":
             return self._expanded(said, places)
@@ -100,22 +106,22 @@ class TurnFinder:
 
     def _asked_span(self, said: Conversation, text: str, place: int, differ: Differ) -> Span | None:
         """Where the answer at `place` stands in `text`, None where its rendered prompt is not what precedes it."""
+        end, tail = self.borders.end, self.borders.tail
         try:
-            prompt = self._render(said, place, asks=True)
             turn = text if place + 1 == len(said.messages) else self._render(said, place + 1, asks=False)
+            stop = len(turn) - len(tail)
+            if not turn.endswith(end + tail):
+                differ.append(("", ""))
+                return None
+            if not _begins(text, turn[:stop], differ):  # history is printed otherwise, whatever the prompt was
+                return None
+            prompt = self._render(said, place, asks=True)
         except RowError:  # nobody can have asked for this answer: it stands first, or its prompt is refused
             return None
-        end, tail = self.borders.end, self.borders.tail
-        stop = len(turn) - len(tail)
-        if not turn.endswith(end + tail) or len(prompt) + len(end) > stop:
+        if len(prompt) + len(end) > stop:
             differ.append(("", ""))
             return None
-        for whole, beginning in ((turn, prompt), (text, turn[:stop])):
-            if not whole.startswith(beginning):
-                same = num_shared(whole, beginning)
-                differ.append((whole[same:], beginning[same:]))
-                return None
-        return len(prompt), stop
+        return (len(prompt), stop) if _begins(turn, prompt, differ) else None
 
     def _printed_span(self, said: Conversation, text: str, place: int) -> Span:
         """Where the answer at `place` stands in `text`, whatever its prompt was: what changes when the answer does."""
@@ -131,6 +137,15 @@ class TurnFinder:
                 f"between {before[-40:]!r} and {after[:40]!r} stands none of {prompts}, or not {self.borders.end!r}",
             )
         return start, stop + len(self.borders.end)
+
+
+def _begins(whole: str, beginning: str, differ: Differ) -> bool:
+    """Whether `whole` begins with `beginning`; notes what both hold from where they part."""
+    if whole.startswith(beginning):
+        return True
+    same = num_shared(whole, beginning)
+    differ.append((whole[same:], beginning[same:]))
+    return False
 
 
 def _other_answers() -> list[Message]:
