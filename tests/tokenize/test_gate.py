@@ -9,7 +9,7 @@ import pytest
 from draftmill.contracts.errors import DataGateError
 from draftmill.settings.tokenize import GateSettings
 from draftmill.tokenize.figures import PartStats, bins, count, fingerprint, holding, repeats, total
-from draftmill.tokenize.gate import judge
+from draftmill.tokenize.gate import advise, judge
 from draftmill.tokenize.histogram import histogram, show, summary
 from draftmill.tokenize.picture import picture
 
@@ -131,6 +131,22 @@ def test_the_summary_tells_each_figure_there_is(capsys: pytest.CaptureFixture[st
         assert words in shown
     assert "1 samples hold the mask token (1.2%)" in shown and "tokens per sample: min 37" in shown
     assert "cut" not in summary(_figures(VARIED)) and "reasoning" not in summary(_figures(VARIED))
+
+
+def test_answers_that_are_history_alone_are_told_with_what_would_keep_them(capsys: pytest.CaptureFixture[str]):
+    figures = _figures(VARIED, answers=1200, answers_unsupervised=121)
+    assert "  121 of 1,200 answers are history alone, not supervised (10.1%)" in summary(figures)
+    assert "history" not in summary(_figures(VARIED, answers=1200))
+    for turns in ("faithful", "last"):
+        advise(figures, turns)
+        shown = capsys.readouterr().err
+        assert f"--turns {turns} trains on none of these 121 answers; --turns expand" in shown
+    for turns in ("expand", "all", None):
+        advise(figures, turns)
+    advise(_figures(VARIED, answers=1200, answers_unsupervised=120), "faithful")
+    advise(_figures([]), "faithful")
+    assert capsys.readouterr().err == ""
+    judge(figures, GateSettings(), "the set")
 
 
 def test_the_picture_is_svg_with_a_bar_a_bin_and_the_same_bytes_always():

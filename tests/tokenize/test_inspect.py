@@ -39,8 +39,9 @@ def test_a_sample_is_shown_with_what_is_supervised_in_brackets(place: Path, caps
     assert run(chosen)["id"] == "row-1"
     shown = capsys.readouterr().err
     assert shown.endswith("<|im_start|>assistant\n⟦green blue yellow apple ten red<|im_end|>⟧\n\n")
-    with pytest.raises(InputError, match="no sample 9: the set has 9"):
-        run(InspectSettings(input=str(place / "samples"), row=9, tokenizer=str(place / "tokenizer")))
+    for number in (9, -1):
+        with pytest.raises(InputError, match=f"{place}/samples has no sample {number}: it has 9, numbered from 0"):
+            run(chosen.model_copy(update={"row": number}))
     with pytest.raises(RecipeError, match="--tokenizer"):
         run(InspectSettings(input=str(place / "samples"), row=1))
 
@@ -107,6 +108,8 @@ def test_the_command_takes_the_set_as_its_argument(place: Path, capsys: pytest.C
     assert '"samples":9' in capsys.readouterr().out.splitlines()[-1]
     assert main(["inspect", str(place / "samples"), "--gate", "--min-judged", "5", "--max-spike-frac", "0.01"]) == 3
     assert '"exit_code":3' in capsys.readouterr().out.splitlines()[-1]
+    assert main(["inspect", str(place / "samples"), "--row", "-1", "--tokenizer", str(place / "tokenizer")]) == 1
+    assert "has no sample -1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

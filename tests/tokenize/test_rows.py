@@ -11,7 +11,9 @@ import pytest
 
 from completions import row
 from draftmill.chat.chat import open_chat
+from draftmill.chat.skeletons import Skeletons
 from draftmill.chat.turns import RenderedTurns
+from draftmill.settings.tokenize import Turns
 from draftmill.tokenize.encoders import Encoded, Encoder
 from draftmill.tokenize.figures import repeats
 from draftmill.tokenize.rows import CHECKED_EVERY, RowBatch, RowMaker, RowMakerSpec
@@ -130,3 +132,36 @@ def test_rows_with_reasoning_and_samples_with_the_mask_token_are_counted(spec: R
     (apple,) = open_chat(spec.tokenizer).encode(" apple")
     stats = RowMaker(dataclasses.replace(spec, mask_id=apple)).make(_lines(rows), "a.jsonl").stats
     assert (stats.samples, stats.thinking_rows, stats.with_mask) == (4, 2, 1)
+
+
+def _talk(row_id: str, *answers: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A question before each answer."""
+    turns = [[{"role": "user", "content": f"{row_id} {i}"}, {"role": "assistant", **a}] for i, a in enumerate(answers)]
+    return {"id": row_id, "messages": [message for turn in turns for message in turn], **more}
+
+
+def _thought(number: int) -> dict[str, Any]:
+    return {"content": f"ok {number}", "reasoning_content": f"why {number}"}
+
+
+def _emitted(prompt: list[int]) -> dict[str, Any]:
+    return {"content": "?", "prompt_token_ids": prompt, "token_ids": [60, 61, 2]}
+
+
+@pytest.mark.parametrize(
+    ("turns", "unsupervised"), [("faithful", 4 * 2), ("last", 4 * 2 + 1), ("expand", 0), ("all", 0)]
+)
+def test_answers_that_no_sample_supervises_are_counted_of_kept_skeletons_too(
+    spec: RowMakerSpec, turns: Turns, unsupervised: int
+):
+    alike = [_talk(f"r{i}", _thought(i), _thought(i + 1), _thought(i + 2)) for i in range(4)]
+    recorded = _talk("recorded", _thought(0), _thought(1), only_last=True)
+    verbatim = _talk("verbatim", _thought(0), _emitted([50]), _emitted([50, 62]))
+    rows: list[dict[str, Any] | bytes] = [*alike, recorded, verbatim, _talk("silent")]
+    maker = RowMaker(dataclasses.replace(spec, turns=turns, max_tokens=1000))
+    stats = [maker.make(_lines(rows), "a.jsonl", careful=careful).stats for careful in (False, True)]
+    render = maker.fast.unfold.render
+    assert isinstance(render, Skeletons) and render.num_filled == 2
+    # Of the recorded row the last answer alone is the target's own, of the verbatim one those with ids.
+    assert [(s.answers, s.answers_unsupervised) for s in stats] == [(4 * 3 + 1 + 2, unsupervised)] * 2
+    assert stats[0] == stats[1]

@@ -115,6 +115,18 @@ def test_each_policy_supervises_what_it_says(folder: Path):
     assert _supervised(plain, _row(*PLAIN_TURNS), "expand") == ["x<|im_end|>", "y z<|im_end|>"]
 
 
+@pytest.mark.parametrize("turns", ["faithful", "expand"])
+def test_no_two_samples_share_an_id_whatever_rows_are_called(folder: Path, turns: Turns):
+    talk, single = THINKING_TURNS, THINKING_TURNS[:2]
+    rewritten = [("user", "a"), _ids([50], [60, END]), ("user", "b"), _ids([50, 61, END, 70], [80, 81])]
+    rows = [_row(*talk, id="a"), _row(*single, id="a#0"), _row(*single, id="a#0#0"), _row(*single, id="a#")]
+    rows += [_row(*rewritten, id="b"), _row(*single, id="b#1"), _row(*single, id="b#x")]
+    lines = [(i, json.dumps(row).encode()) for i, row in enumerate(rows)]
+    batch = RowMaker(RowMakerSpec(folder, turns, 1000)).make(lines, "a.jsonl")
+    usual = ["a"] if turns == "faithful" else ["a#0", "a#1"]
+    assert batch.sample_ids == [*usual, "a#0#0", "a#0#0#0", "a#", "b#0", "b#1", "b#1#0", "b#x"]
+
+
 def test_history_that_came_with_the_prompt_is_not_the_target_s(folder: Path):
     row = _row(("user", "a"), ("assistant", {"content": "x"}), ("user", "b"), _ids([50, 51], [60, END]))
     (sample,) = _make(folder, row)

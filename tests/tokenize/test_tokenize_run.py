@@ -14,8 +14,10 @@ from completions import row, with_engine_ids, write_rows
 from draftmill.chat.chat import Chat, open_chat
 from draftmill.contracts.cards import PartRecord, Plan, PlannedPart, make_card
 from draftmill.contracts.errors import DataGateError, InputError, RecipeError, StorageError
+from draftmill.settings.inspect import InspectSettings
 from draftmill.storage.sets import SetWriter, open_set_writer
 from draftmill.storage.store import sha256_of
+from draftmill.tokenize.inspect import run as inspect
 from draftmill.tokenize.pieces import shard_bytes
 from draftmill.tokenize.run import run
 from tiny_tokenizer import PLAIN_TEMPLATE, write_tiny_tokenizer
@@ -258,6 +260,21 @@ def test_the_card_tells_what_is_in_the_set(tmp_path: Path, tokenizer: Path):
     assert content["truncated_frac"] == round(sum(s["truncated"] for s in samples) / 9, 4) > 0
     assert content["borders"]["end"] == "<|im_end|>"
     assert json.loads((tmp_path / "samples" / "card.json").read_bytes())["content"] == content
+
+
+def test_the_card_tells_of_answers_that_are_history_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = write_tiny_tokenizer(tmp_path / "thinking", thinking=True)
+    talks = [{"id": f"{n}", "messages": [*row(n)["messages"], *row(n + 1)["messages"]]} for n in range(4)]
+    source = write_rows(tmp_path / "a.jsonl", [*talks, row(9)])
+    told = {}
+    for turns in ("faithful", "expand"):
+        content = run(completions.settings(tmp_path / turns, source, folder, turns=turns))["content"]
+        told[turns] = [content[f"answers{ending}"] for ending in ("", "_unsupervised", "_unsupervised_frac")]
+        shown = capsys.readouterr().err
+        assert ("4 of 9 answers are history alone" in shown) == ("--turns expand" in shown) == (turns == "faithful")
+    assert told == {"faithful": [9, 4, 0.4444], "expand": [9, 0, 0.0]}
+    seen = inspect(InspectSettings(input=str(tmp_path / "faithful" / "samples")))
+    assert (seen["answers"], seen["answers_unsupervised"]) == (9, 4) and "--turns expand" in capsys.readouterr().err
 
 
 def test_template_keywords_reach_the_prompt_and_unknown_ones_are_refused(tmp_path: Path):

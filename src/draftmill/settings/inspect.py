@@ -1,7 +1,6 @@
 """Settings of `draftmill inspect`."""
 
 import tyro
-from pydantic import Field
 
 from draftmill.settings.tokenize import GateSettings
 
@@ -11,7 +10,7 @@ class InspectSettings(GateSettings):
 
     input: tyro.conf.Positional[str]
     """The set: a folder, local or s3://, with input_ids and loss_mask (or labels)."""
-    row: int | None = Field(None, ge=0)
+    row: int | None = None
     """Print this sample (from 0), its supervised tokens marked; needs --tokenizer."""
     tokenizer: str | None = None
     """Decodes --row: a local folder, a Hugging Face id, or package:NAME."""

@@ -9,7 +9,7 @@ from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.provenance import Stopwatch, provenance
 from draftmill.storage.sets import SetWriter
 from draftmill.tokenize.figures import as_content, figures_of, total
-from draftmill.tokenize.gate import judge
+from draftmill.tokenize.gate import advise, judge
 from draftmill.tokenize.histogram import show
 from draftmill.tokenize.ledger import made_file
 from draftmill.tokenize.picture import PICTURE_FILE, picture
@@ -34,6 +34,7 @@ def finish(writer: SetWriter, blueprint: Blueprint, watch: Stopwatch) -> Card:
     dropped = [drop for record in records for drop in record.dropped]
     figures = total(map(figures_of, records))
     show(figures, "tokenize")
+    advise(figures, settings.turns)
     if figures.samples == 0:
         reasons = told_reasons(count_reasons(dropped)) or "it holds none"
         raise InputError(f"no row of {settings.input} gives a sample: {reasons}")

@@ -29,6 +29,10 @@ class PartStats(msgspec.Struct, kw_only=True):
     """Samples with exactly the token ids of an earlier one in the same part: counted by who has the whole part."""
     thinking_rows: int = 0
     """Rows with samples whose answers hold reasoning."""
+    answers: int = 0
+    """Of the target's own, in rows with samples."""
+    answers_unsupervised: int = 0
+    """Those of them that no sample supervises: in the text as history, behind a prompt that the target did not see."""
     with_mask: int = 0
     """Samples that hold the drafter's mask token, where that is known: train drops them."""
     differing: int = 0
@@ -50,6 +54,11 @@ class PartStats(msgspec.Struct, kw_only=True):
     def thinking_frac(self) -> float:
         """Share of the rows that were kept whose answers hold reasoning."""
         return self.thinking_rows / max(self.rows - self.dropped - self.duplicate_rows, 1)
+
+    @property
+    def answers_unsupervised_frac(self) -> float:
+        """Share of the answers that no sample supervises."""
+        return self.answers_unsupervised / max(self.answers, 1)
 
     @property
     def truncated_frac(self) -> float:
@@ -142,6 +151,9 @@ def as_content(figures: PartStats) -> dict[str, Any]:
         "truncated_frac": round(figures.truncated_frac, 4),
         "thinking_rows": figures.thinking_rows,
         "thinking_frac": round(figures.thinking_frac, 4),
+        "answers": figures.answers,
+        "answers_unsupervised": figures.answers_unsupervised,
+        "answers_unsupervised_frac": round(figures.answers_unsupervised_frac, 4),
         "duplicate_rows": figures.duplicate_rows,
         "duplicate_samples": figures.duplicate_samples,
         "samples_with_mask_id": figures.with_mask,

@@ -4,6 +4,7 @@ The lesson of a real set of 914,000 samples of which 87 % carried exactly six su
 by the template) while every stage reported success.
 """
 
+import sys
 from collections.abc import Sequence
 
 from draftmill.contracts.cards import Dropped, count_reasons, told_reasons
@@ -12,6 +13,9 @@ from draftmill.settings.tokenize import GateSettings
 from draftmill.tokenize.figures import PartStats
 from draftmill.tokenize.histogram import show
 from draftmill.tokenize.part import DUPLICATE
+
+# Beyond it, another policy is worth its larger set.
+_MANY_UNSUPERVISED = 0.1
 
 
 def judge(figures: PartStats, limits: GateSettings, what: str, dropped: Sequence[Dropped] = ()) -> None:
@@ -25,6 +29,18 @@ def judge(figures: PartStats, limits: GateSettings, what: str, dropped: Sequence
         raise DataGateError(
             f"the gate refuses {what}:\n  - " + "\n  - ".join(found) + "\n"
             "Look at samples with draftmill inspect --row N; give the flag named above where the data are meant so"
+        )
+
+
+def advise(figures: PartStats, turns: str | None) -> None:
+    """Says on stderr what would keep the answers that the policy `turns` leaves out, where they are many.
+
+    No reason to refuse a set: what is left in it is right.
+    """
+    if turns in ("faithful", "last") and figures.answers_unsupervised_frac > _MANY_UNSUPERVISED:
+        sys.stderr.write(
+            f"  --turns {turns} trains on none of these {figures.answers_unsupervised:,} answers; --turns expand makes "
+            "a sample of each that the target was asked for\n"
         )
 
 

@@ -24,6 +24,10 @@ def summary(figures: PartStats) -> str:
         f"tokens per sample: {lengths}" if lengths else "",
         f"{figures.truncated:,} samples cut at their limit ({figures.truncated_frac:.1%})" if figures.truncated else "",
         f"{figures.thinking_frac:.1%} of the rows with reasoning" if figures.thinking_rows else "",
+        f"{figures.answers_unsupervised:,} of {figures.answers:,} answers are history alone, not supervised "
+        f"({figures.answers_unsupervised_frac:.1%})"
+        if figures.answers_unsupervised
+        else "",
         f"{figures.dropped:,} of {figures.rows:,} rows dropped" if figures.dropped else "",
         f"{figures.duplicate_rows:,} rows repeat an id" if figures.duplicate_rows else "",
         f"{figures.duplicate_samples:,} samples repeat the tokens of another" if figures.duplicate_samples else "",

@@ -12,7 +12,7 @@ from draftmill.settings.inspect import InspectSettings
 from draftmill.storage.models import locate
 from draftmill.tokenize.existing import Existing, ExistingSet, open_existing
 from draftmill.tokenize.figures import PartStats, as_content, count, fingerprint, holding, repeats
-from draftmill.tokenize.gate import judge
+from draftmill.tokenize.gate import advise, judge
 from draftmill.tokenize.histogram import show
 from draftmill.tokenize.part import DUPLICATE
 
@@ -28,6 +28,7 @@ def run(settings: InspectSettings) -> dict[str, Any]:
         return _show_sample(existing, settings.row, settings.tokenizer)
     figures = _counted(existing, settings.mask_id)
     show(figures, settings.input)
+    advise(figures, existing.content.get("recipe", {}).get("turns"))
     if settings.gate and figures.samples == 0:
         raise DataGateError(f"the gate refuses {settings.input}: it holds no sample")
     if settings.gate:
@@ -59,6 +60,8 @@ def _counted(existing: ExistingSet, mask_id: int | None) -> PartStats:
         dropped=sum(dropped.values()) - dropped.get(DUPLICATE, 0),
         duplicate_rows=dropped.get(DUPLICATE, 0),
         thinking_rows=existing.content.get("thinking_rows", 0),
+        answers=existing.content.get("answers", 0),
+        answers_unsupervised=existing.content.get("answers_unsupervised", 0),
         differing=existing.content.get("rows_that_differed", 0),
     )
     figures.duplicate_samples, figures.with_mask = repeats(np.array(fingerprints, np.uint64)), sum(with_mask)
@@ -68,9 +71,10 @@ def _counted(existing: ExistingSet, mask_id: int | None) -> PartStats:
 def _show_sample(existing: ExistingSet, row: int, tokenizer: str | None) -> dict[str, Any]:
     if tokenizer is None:
         raise RecipeError("--row shows text: name the target's --tokenizer too")
-    sample = next(itertools.islice(existing.samples(), row, None), None)
+    sample = next(itertools.islice(existing.samples(), row, None), None) if row >= 0 else None
     if sample is None:
-        raise InputError(f"there is no sample {row}: the set has {sum(1 for _ in existing.samples()):,}, from 0")
+        num_samples = sum(1 for _ in existing.samples())
+        raise InputError(f"{existing.store.url} has no sample {row}: it has {num_samples:,}, numbered from 0")
     chat = open_chat(locate(tokenizer, weights=False))
     sys.stderr.write(marked(sample, chat, colour=sys.stderr.isatty()) + "\n")
     return {

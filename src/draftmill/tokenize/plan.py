@@ -21,7 +21,7 @@ from draftmill.tokenize.rows import RowMakerSpec
 from draftmill.tokenize.source import Source, open_source
 
 # Part of the plan: raised when the same rows and settings come to give other samples or other bytes.
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from draftmill.contracts.rows import Row, RowError, read_row
 from draftmill.settings.tokenize import Turns
 from draftmill.tokenize.encoders import Encoded, Encoder, ReferenceEncoder, open_encoder
 from draftmill.tokenize.figures import PartStats, count, fingerprint, holding
-from draftmill.tokenize.samples import Sample, Unencoded, Unfolder, cut, holds_reasoning, why_nothing
+from draftmill.tokenize.samples import Sample, Unencoded, Unfolded, Unfolder, cut, holds_reasoning, why_nothing
 
 # Of rows in this many one is checked: which, is a matter of its id.
 CHECKED_EVERY = 500
@@ -55,7 +55,7 @@ class RowBatch:
     """The samples of one chunk of lines as columns, in the order of the lines; tokens never are Python objects."""
 
     sample_ids: list[str]
-    """`row`, or `row#turn` where one row makes several samples."""
+    """As samples.py names them."""
     lengths: NDArray[np.int32]
     """Tokens of each sample."""
     input_ids: NDArray[np.int32]
@@ -84,7 +84,7 @@ class _Read(NamedTuple):
 
     line: int
     row: Row
-    samples: list[Unencoded]
+    made: Unfolded
 
 
 @dataclass
@@ -96,10 +96,18 @@ class _Chunk:
     rows: list[_Read] = field(default_factory=list)
     dropped: list[Dropped] = field(default_factory=list)
     thinking: int = 0
+    answers: int = 0
+    unsupervised: int = 0
     differing: int = 0
 
     def drop(self, line: int, row_id: str | None, reason: str) -> None:
         self.dropped.append(Dropped(file=self.file, line=line, id=row_id, reason=reason))
+
+    def note(self, read: _Read) -> None:
+        """Counts what there is to count of a row that stays."""
+        self.thinking += holds_reasoning(read.row)
+        self.answers += read.made.answers
+        self.unsupervised += read.made.unsupervised
 
 
 class RowMaker:
@@ -130,26 +138,26 @@ class RowMaker:
 
     def _finished(self, chunk: _Chunk, way: _Way) -> Iterator[Sample]:
         """The samples that can be learnt from; rows that have none are listed."""
-        encoded_rows = _encoded([read.samples for read in chunk.rows], way.encoder)
+        encoded_rows = _encoded([read.made.samples for read in chunk.rows], way.encoder)
         for read, encoded in zip(chunk.rows, encoded_rows, strict=True):
             if way is self.fast and zlib.crc32(read.row.id.encode()) % CHECKED_EVERY == 0:
                 self._check(chunk, read, encoded)
-            samples = [cut(s.id, ids, self.spec.max_tokens) for s, ids in zip(read.samples, encoded, strict=True)]
+            samples = [cut(s.id, ids, self.spec.max_tokens) for s, ids in zip(read.made.samples, encoded, strict=True)]
             kept = [sample for sample in samples if sample.has_anchor]
             yield from kept
             if kept:
-                chunk.thinking += holds_reasoning(read.row)
+                chunk.note(read)
             else:
                 chunk.drop(read.line, read.row.id, why_nothing(encoded))
 
     def _check(self, chunk: _Chunk, read: _Read, encoded: Sequence[Encoded]) -> None:
         """Makes a row again, carefully; shows and counts it where that gives other samples."""
         try:
-            samples = self.careful.unfold(read.row)
+            samples = self.careful.unfold(read.row).samples
         except RowError:
             samples = []
         true = _encoded([samples], self.careful.encoder)[0]
-        made, wanted = zip(read.samples, encoded, strict=True), zip(samples, true, strict=True)
+        made, wanted = zip(read.made.samples, encoded, strict=True), zip(samples, true, strict=True)
         if any(
             a is None or b is None or a[0].id != b[0].id or not a[1].equals(b[1]) for a, b in zip_longest(made, wanted)
         ):
@@ -187,6 +195,8 @@ def _batch(samples: Sequence[Sample], chunk: _Chunk, mask_id: int | None) -> Row
         "rows": len(chunk.row_ids),
         "dropped": len(chunk.dropped),
         "thinking_rows": chunk.thinking,
+        "answers": chunk.answers,
+        "answers_unsupervised": chunk.unsupervised,
         "differing": chunk.differing,
         "with_mask": holding(input_ids, lengths, mask_id),
     }

@@ -4,6 +4,7 @@ Where an answer carries the engine's own `prompt_token_ids` and `token_ids`, the
 does not, the conversation is rendered, and the policy says which answers are supervised (chat/turns.py).
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,20 +15,32 @@ from numpy.typing import NDArray
 from draftmill.chat.conversation import Conversation
 from draftmill.chat.skeletons import Skeletons
 from draftmill.chat.turns import RenderedTurns, TurnFinder
-from draftmill.contracts.rows import Row, RowError
+from draftmill.contracts.rows import Message, Row, RowError
 from draftmill.settings.tokenize import Turns
 from draftmill.tokenize.encoders import Encoded
 from draftmill.tokenize.verbatim import engine_turns, joined
 
 _TWO_SUPERVISED = np.ones(2, np.bool_).tobytes()
+_NUMBERED = re.compile(r"#[0-9]+\Z")
 
 
 class Unencoded(NamedTuple):
     """A sample to be: text, or ids that an engine wrote down."""
 
     id: str
-    """`row`, or `row#turn` where the row makes several samples; turn is the number (from 0) of its last answer."""
+    """`row`, or `row#turn` where the row makes several samples or is itself called so; turn is the number (from 0) of
+    the sample's last answer."""
     content: RenderedTurns | Encoded
+
+
+class Unfolded(NamedTuple):
+    """What a row makes before anything is encoded."""
+
+    samples: list[Unencoded]
+    answers: int
+    """Of the target's own."""
+    unsupervised: int
+    """Those of them that no sample supervises, wherever samples are cut later."""
 
 
 class Sample(NamedTuple):
@@ -53,16 +66,24 @@ class Unfolder:
     template_kwargs: Mapping[str, Any]
     """What the prompts of rows were rendered with that do not say so themselves."""
 
-    def __call__(self, row: Row) -> list[Unencoded]:
+    def __call__(self, row: Row) -> Unfolded:
         """The row's samples to be; RowError with the reason where it cannot make any."""
         answers = [message for message in row.messages if message["role"] == "assistant"]
         turns: Turns = "last" if row.only_last else self.turns
         if any("token_ids" in message for message in answers):
-            made = engine_turns(answers, self.render.chat.num_ids)
-            made = made[-1:] if turns == "last" else joined(made)
-            return _named(row.id, [(turn.answer, turn.encoded) for turn in made])
+            return self._verbatim(row, answers, turns)
         renders = self.render(self.conversation(row), turns)
-        return _named(row.id, [(max(render.answers, default=0), render) for render in renders])
+        supervised = {answer for render in renders for answer in render.answers}
+        own = 1 if row.only_last else len(answers)
+        made = [(max(render.answers, default=0), render) for render in renders]
+        return Unfolded(_named(row.id, made), own, own - len(supervised))
+
+    def _verbatim(self, row: Row, answers: Sequence[Message], turns: Turns) -> Unfolded:
+        given = engine_turns(answers, self.render.chat.num_ids)
+        made = given[-1:] if turns == "last" else joined(given)
+        own = 1 if row.only_last else len(given)
+        samples = _named(row.id, [(turn.answer, turn.encoded) for turn in made])
+        return Unfolded(samples, own, own - 1 if turns == "last" else 0)
 
     def conversation(self, row: Row) -> Conversation:
         """The row as its template is asked to print it."""
@@ -74,7 +95,8 @@ class Unfolder:
 
 
 def _named(row_id: str, made: Sequence[tuple[int, RenderedTurns | Encoded]]) -> list[Unencoded]:
-    if len(made) == 1:
+    """With ids that no other row's samples have: a row that is called `a#0` itself must not meet the first of `a`."""
+    if len(made) == 1 and not _NUMBERED.search(row_id):
         return [Unencoded(row_id, made[0][1])]
     return [Unencoded(f"{row_id}#{answer}", content) for answer, content in made]
 
