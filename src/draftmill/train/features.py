@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from draftmill.extract.taps import Extractor
+from draftmill.train.clock import wait_for
 from draftmill.train.samples import Sample
 
 # Padding costs the target as much as text: at most this share of a target batch's tokens.
@@ -82,6 +83,7 @@ class OwnTarget:
         """The states of a row, any row."""
         start = time.perf_counter()
         states = self.features.states_of(documents)
+        wait_for(states[0].features_TF.device)
         return RowStates(states, Toll(target_s=time.perf_counter() - start))
 
 

@@ -99,7 +99,8 @@ def train(run: RunState, schedule: Schedule, settings: TrainSettings, after_step
             with sums.timing("drafter"):
                 loss = schedule.loss_of(run.drafter, batch)
                 loss.nats.backward()
-            sums.add(batch, loss)
+                # Here too: figures that leave a device wait for what it has only been asked for.
+                sums.add(batch, loss)
         with sums.timing("optimizer"):
             ranks.add_gradients(parameters)
         sums = ranks.add_figures(sums)

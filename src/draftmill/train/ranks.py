@@ -24,6 +24,7 @@ from torch import nn
 
 from draftmill.contracts.errors import DraftmillError, RecipeError
 from draftmill.settings.train import TrainSettings
+from draftmill.train.clock import wait_for
 from draftmill.train.metrics import StepSums
 from draftmill.train.rows import PlannedRow
 
@@ -194,6 +195,7 @@ class Ranks:
         with self.talking("gradients are added up"):
             for work in [self._add(parameter) for parameter in parameters]:
                 work.wait()
+            wait_for(self.device)
 
     def _add(self, parameter: nn.Parameter) -> Any:
         if parameter.grad is None:  # no row of this step was this rank's
