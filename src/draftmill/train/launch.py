@@ -26,6 +26,7 @@ from torch.multiprocessing.spawn import ProcessContext, ProcessException, start_
 
 from draftmill.contracts.errors import EXIT_FAILED, EXIT_INTERRUPTED, DraftmillError
 from draftmill.settings.train import TrainSettings
+from draftmill.storage.local import write_atomically
 from draftmill.streams import secure_streams
 from draftmill.train.ranks import Layout, RankLostError
 
@@ -164,7 +165,8 @@ def _be_rank(rank: int, call: _Call) -> None:
     except Exception:
         traceback.print_exc()
         raise
-    (call.outcomes / str(rank)).write_bytes(msgspec.json.encode(outcome))
+    # Whole or not at all: it may be ended, and what it said read, at any moment.
+    write_atomically(call.outcomes / str(rank), msgspec.json.encode(outcome))
     sys.stderr.flush()
     if outcome.exit_code:
         # Not sys.exit: what torch keeps for ranks that are gone would be waited for.
