@@ -4,6 +4,7 @@
     features    in bfloat16: hooks are hidden_states bit for bit, rows in a batch are rows alone, float32's are near
     step        steps of a Qwen3-8B-shaped drafter, 512 anchors of 16: tokens/s, share of the peak, memory, compilations
     overlap     the target's forward on one CUDA stream beside the drafter's steps on another
+    spread      features of a target over two CUDA devices (over one and the disk) are those it had, bit for bit
 
 Without a GPU the same code runs at tiny sizes, so that it is known to run; what needs CUDA says so. Exits with 1 where
 a check fails; the last line is the figures as JSON.
@@ -15,12 +16,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from draftmill.extract.spread import ends_on, spread
 from draftmill.extract.taps import TapReader
 from draftmill.extract.target import Target, freeze
 from draftmill.model.attention import Attend, DenseAttention
@@ -320,6 +324,25 @@ def check_overlap(reader: TapReader, trainer: Trainer, findings: Findings) -> No
     findings.tell("both, of the slower one", both_s / max(target_s, drafter_s))
 
 
+# Spread ---------------------------------------------------------------------------------------------------------------
+
+
+def check_spread(reader: TapReader, findings: Findings) -> None:
+    """Features of a target over two devices, or one and the disk, are those it had before; the target stays spread."""
+    ids_RT = torch.randint(SIZES.vocab, (2, SIZES.context // 4), device=DEVICE)
+    lengths_R = torch.tensor([SIZES.context // 4, SIZES.context // 5], device=DEVICE)
+    whole = reader.read(ids_RT, lengths_R)
+    here = "cuda:0" if IS_CUDA else "cpu"
+    places = ("cuda:0", "cuda:1") if torch.cuda.device_count() > 1 else (here, "disk", here)
+    with TemporaryDirectory() as folder:
+        spread(reader.target, places, Path(folder))
+        is_same = torch.equal(reader.read(ids_RT, lengths_R), whole)
+    findings.tell("features of a spread target are its own", is_same, is_good=is_same, unit=f"({', '.join(places)})")
+    lent = ends_on(reader.target, torch.device(here))
+    is_here = all(part.weight.device == torch.device(here) for part in (lent.embed, lent.norm, lent.head))
+    findings.tell("what a drafter borrows of it lies on one device", is_here, is_good=is_here)
+
+
 def main() -> None:
     """Looks at everything; exits with 1 where something is wrong."""
     start = time.perf_counter()
@@ -342,6 +365,8 @@ def main() -> None:
     check_step(trainer, findings)
     print("overlap")
     check_overlap(reader, trainer, findings)
+    print("spread")
+    check_spread(reader, findings)
     figures = {**findings.figures, "device": name, "sizes": asdict(SIZES), "seconds": time.perf_counter() - start}
     print(json.dumps({"bench": "gpu_check", "faults": findings.faults, **figures}))
     sys.exit(1 if findings.faults else 0)

@@ -29,8 +29,9 @@ from draftmill.train.batches import Batches, BatchRule
 from draftmill.train.features import DocumentStates, OwnTarget, RowSource, RowStates, TargetFeatures, Toll
 from draftmill.train.interruption import Stop
 from draftmill.train.launch import start_ranks
+from draftmill.train.layout import Layout
 from draftmill.train.loop import LossOf, Schedule, train
-from draftmill.train.ranks import Layout, Ranks, joined
+from draftmill.train.ranks import Ranks, joined
 from draftmill.train.rows import PlannedRow
 from draftmill.train.samples import Sample
 from draftmill.train.start import initial_drafter, tap_ids_of

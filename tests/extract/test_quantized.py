@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftmill.contracts.errors import InputError, RecipeError
+from draftmill.extract.spread import place
 from draftmill.extract.taps import TapReader, check_taps
 from draftmill.extract.target import freeze, load_target
 from draftmill.settings.train import TrainSettings
@@ -135,3 +136,10 @@ def test_quantized_layers_are_not_copied_into_a_drafter(tmp_path: Path) -> None:
     settings = TrainSettings(input="in", output=("out",), target="t", init="target", **given)  # type: ignore[arg-type]
     with pytest.raises(RecipeError, match=r"q_proj.weight is quantized \(torch.float8_e4m3fn\): start at random"):
         initial_drafter(target, settings, 270)
+
+
+def test_quantized_weights_are_not_spread_over_devices(tmp_path: Path) -> None:
+    write_tiny_target(tmp_path)
+    quantize(tmp_path, INT4)
+    with pytest.raises(InputError, match=r"LlamaForCausalLM is quantized \(compressed-tensors\).*set target_gpus = 1"):
+        place(load_target(tmp_path), [torch.device("cpu"), torch.device("meta")])

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 from draftmill.settings.train import TrainSettings
 from draftmill.train.launch import RankFailedError, Story, start_ranks
-from draftmill.train.ranks import Layout
+from draftmill.train.layout import Layout
 from small_run import be_killed, blame_another, differ, fall_over, refuse, say
 
 pytestmark = pytest.mark.torch

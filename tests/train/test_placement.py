@@ -12,7 +12,7 @@ from torch.distributed import TCPStore  # noqa: E402
 
 from draftmill.storage.checkpoints import step_folder  # noqa: E402
 from draftmill.train.launch import HOST, start_ranks  # noqa: E402
-from draftmill.train.ranks import Layout  # noqa: E402
+from draftmill.train.layout import Layout  # noqa: E402
 from draftmill.train.run import run  # noqa: E402
 from small_run import NUM_STEPS, PLACEMENTS, PORTS, SAVE_EVERY, run_placements, small_settings, write_small_run  # noqa: E402
 

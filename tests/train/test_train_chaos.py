@@ -21,7 +21,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.train.launch import RankFailedError, start_ranks  # noqa: E402
-from draftmill.train.ranks import layout_of  # noqa: E402
+from draftmill.train.layout import layout_of  # noqa: E402
 from draftmill.train.run import run  # noqa: E402
 from small_run import PLACEMENTS, small_settings, write_small_run  # noqa: E402
 

@@ -44,6 +44,21 @@ def refuse_quantized_parts(name: str, parts: dict[str, nn.Module]) -> None:
             )
 
 
+def refuse_spreading(name: str, model: Any) -> None:
+    """InputError where a target's weights are quantized: they are prepared for the device that they were loaded on.
+
+    transformers' fp8 modules give garbage on a second one unless they are told of it while they are loaded (5.24,
+    `_disable_deepgemm_on_multi_device`); compressed-tensors keeps weights in an offload cache of its own, which
+    accelerate does not know (0.20, `offload/cache`).
+    """
+    quantizer = vars(model).get("hf_quantizer")
+    if quantizer is not None:
+        raise InputError(
+            f"{name} is quantized ({quantizer.quantization_config.quant_method.value}), and its weights are prepared "
+            "for the device that they are loaded on: only float weights can be spread; set target_gpus = 1"
+        )
+
+
 @torch.no_grad()
 def unpack(model: Any) -> None:
     """Lets a format that unpacks its weights when the model is first called do so (compressed-tensors): features are

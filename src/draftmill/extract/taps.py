@@ -32,13 +32,15 @@ class Captured:
     tap_ids: tuple[int, ...]
     last_id: int | None = None
     """The last layer, where its output is wanted too."""
+    device: torch.device | None = None
+    """Where everything seen is brought, for layers may lie on several devices; None: it stays where its layer is."""
     _seen: dict[int, list[Tensor]] = field(default_factory=dict)
 
     def _take(self, tap_id: int, _module: nn.Module, _args: tuple[Any, ...], output: Tensor | tuple[Any, ...]) -> None:
         """The hook: a layer gives its hidden states bare or first in a tuple."""
         hidden_RTH = output if isinstance(output, Tensor) else output[0]
-        # Cloned: a later layer may write into the same memory. Detached: the target is never learnt from.
-        self._seen.setdefault(tap_id, []).append(hidden_RTH.detach().clone())
+        # Copied: a later layer may write into the same memory. Detached: the target is never learnt from.
+        self._seen.setdefault(tap_id, []).append(hidden_RTH.detach().to(self.device, copy=True))
 
     def features(self) -> Float[Tensor, "R T KH"]:
         """The features of the pass; an AssertionError where a hook did not fire exactly once."""
@@ -118,7 +120,7 @@ class TapReader:
     def capturing(self) -> Iterator[Captured]:
         """Hooks for one forward pass of the target, cached or not, made by the caller inside the `with`."""
         last_id = self.target.num_layers - 1 if self.has_last else None
-        captured = Captured(self.tap_ids, last_id)
+        captured = Captured(self.tap_ids, last_id, self.target.device)
         read = (*self.tap_ids, *([] if last_id is None else [last_id]))
         hooks = [self.target.layers[i].register_forward_hook(partial(captured._take, i)) for i in read]
         try:
@@ -130,6 +132,8 @@ class TapReader:
 
 def _trunk(target: Target, num_layers: int) -> nn.Module:
     """The backbone with its first layers only; every module in it is the target's own, and the target is unchanged."""
+    # What moves inputs between the devices of a spread target sits on its layers, never here: it would call them all.
+    assert "forward" not in vars(target.backbone), f"{type(target.backbone).__name__}'s forward is another's"
     trunk = copy(target.backbone)
     trunk._modules = {**target.backbone._modules, "layers": target.layers[:num_layers]}
     return trunk
@@ -146,7 +150,7 @@ def check_taps(reader: TapReader, input_ids_RT: Int[Tensor, "R T"]) -> None:
     per_tap = reader.read(input_ids_RT, lengths_R).chunk(len(reader.tap_ids), dim=-1)
     name = type(reader.target.model).__name__
     for tap_id, feature_RTH in zip(reader.tap_ids, per_tap, strict=True):
-        if not torch.equal(feature_RTH, states.hidden_states[tap_id + 1]):
+        if not torch.equal(feature_RTH, states.hidden_states[tap_id + 1].to(feature_RTH.device)):
             raise InputError(f"{name}: tap {tap_id} is not hidden_states[{tap_id + 1}]; its layers lie elsewhere")
         if not feature_RTH.isfinite().all():
             raise InputError(f"{name}: tap {tap_id} holds numbers that are not finite; load it in a wider dtype")

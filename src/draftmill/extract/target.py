@@ -4,7 +4,6 @@ Where they lie is the family's (`families.py`). A folder of a vision-language wr
 Weights stay in the precision they are served in (`quantized.py`).
 """
 
-from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,14 +47,6 @@ class Ends:
     def device(self) -> torch.device:
         """Where blocks are embedded."""
         return self.embed.weight.device
-
-    def copied_to(self, device: torch.device) -> "Ends":
-        """Ends of their own on a device, without the layers between; tied ones stay one matrix."""
-        embed, norm, head = deepcopy((self.embed, self.norm, self.head))
-        moved = Ends(embed.to(device), norm.to(device), head.to(device))
-        if self.head.weight is self.embed.weight:
-            moved.head.weight = moved.embed.weight
-        return moved
 
 
 @dataclass(frozen=True)

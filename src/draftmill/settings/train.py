@@ -128,6 +128,8 @@ class TrainSettings(RoomSettings):
     """Ranks that hold the target in placement split."""
     drafter_ranks: int = Field(1, ge=1)
     """Ranks that hold the drafter in placement split; rows_per_step should be a multiple of them."""
+    target_gpus: int = Field(1, ge=1)
+    """CUDA devices that the target of each rank is spread over, layer by layer; the first is the rank's own."""
     in_flight_bytes: int = Field(1 << 30, ge=1)
     """Hidden states that a rank may have on their way in placement split; one row's at least."""
     rank_timeout_s: float = Field(1800, gt=0)
@@ -188,6 +190,7 @@ class TrainSettings(RoomSettings):
         if (self.num_sliding_layers > 0) != (self.sliding_window is not None):
             raise ValueError("sliding_window and num_sliding_layers go together: set both, or neither")
         self._refuse_ranks_of_another_placement()
+        self._refuse_spreading()
         if self.muon_lr is not None and self.optimizer != "muon":
             raise ValueError(f'muon_lr {self.muon_lr:g} goes with optimizer = "muon"; this run has {self.optimizer}')
         if self.eval_every is not None:
@@ -203,6 +206,15 @@ class TrainSettings(RoomSettings):
             raise ValueError("target_ranks and drafter_ranks belong to placement split; placement shared has ranks")
         if self.placement == "split" and self.eval_every is not None:
             raise ValueError("eval_every decodes with target and drafter in one process: placement split has none such")
+
+    def _refuse_spreading(self) -> None:
+        if self.target_gpus > 1 and self.device == "cpu":
+            raise ValueError(f'target_gpus {self.target_gpus} counts CUDA devices, and device = "cpu" uses none')
+        if self.target_gpus > 1 and self.eval_every is not None:
+            raise ValueError(
+                f"eval_every decodes with the target on one device, and target_gpus is {self.target_gpus}: leave "
+                "eval_every out, and run draftmill evaluate on checkpoints where the target fits one"
+            )
 
     def _refuse_evaluation_of_nothing(self, every: int) -> None:
         if not self.eval_input:

@@ -26,7 +26,7 @@ RECIPE_FILE = "recipe.json"
 _NOT_IN_PLAN = {
     *("input", "output", "target", "device", "dry_run", "feature_cache_bytes"),
     *("max_dropped_frac", "max_bad_steps", "min_agreement", "max_poisoned"),
-    *("placement", "ranks", "target_ranks", "drafter_ranks", "in_flight_bytes", "rank_timeout_s"),
+    *("placement", "ranks", "target_ranks", "drafter_ranks", "target_gpus", "in_flight_bytes", "rank_timeout_s"),
     *("store_patience_s", "stall_timeout_s", "data_cache_bytes"),
     *("eval_every", "eval_input", "eval_decode_prompts", "eval_walk_prompts", "eval_max_new_tokens"),
     *("trackers", "tracker_project"),

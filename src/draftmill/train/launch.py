@@ -28,7 +28,8 @@ from draftmill.contracts.errors import EXIT_FAILED, EXIT_INTERRUPTED, DraftmillE
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.local import write_atomically
 from draftmill.streams import secure_streams
-from draftmill.train.ranks import Layout, RankLostError
+from draftmill.train.layout import Layout
+from draftmill.train.ranks import RankLostError
 
 METHOD = "forkserver"
 # What every rank would import for itself when it loads its target: 5 CPU-seconds each.

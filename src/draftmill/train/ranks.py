@@ -1,11 +1,6 @@
-"""The processes of a run: who holds what, what they tell each other, and how their sums become one.
+"""The processes of a run among themselves: what they tell each other, and how their sums become one.
 
-    placement   ranks 0 .. D-1                  ranks D .. D+T-1
-    shared      target, drafter, optimizer      -
-    split       drafter, optimizer              target
-
-Row m of the stream of rows is learnt from by drafter rank m mod D, and in placement split read by target rank m mod T:
-functions of m alone, so that nothing depends on timing. Rank 0 writes. Once a step the drafter ranks add up gradients
+Which of them does what is the layout's (`layout.py`). Rank 0 writes. Once a step the drafter ranks add up gradients
 (float32) and figures, and all make the same move. DistributedDataParallel would add gradients inside the last backward
 pass of a step, and so wants every rank to have one; here a rank that has no row in the step takes part with zeros.
 """
@@ -22,9 +17,10 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from draftmill.contracts.errors import DraftmillError, RecipeError
+from draftmill.contracts.errors import DraftmillError
 from draftmill.settings.train import TrainSettings
 from draftmill.train.clock import wait_for
+from draftmill.train.layout import Layout, devices_of, layout_of
 from draftmill.train.metrics import StepSums
 from draftmill.train.rows import PlannedRow
 
@@ -41,61 +37,6 @@ class RankLostError(DraftmillError, ConnectionError):
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Which rank does what."""
-
-    num_drafters: int
-    num_targets: int
-    is_split: bool
-
-    @property
-    def world(self) -> int:
-        """Ranks in all."""
-        return self.num_drafters + (self.num_targets if self.is_split else 0)
-
-    @property
-    def first_target(self) -> int:
-        """The first rank that holds a target."""
-        return self.num_drafters if self.is_split else 0
-
-    def drafter_of(self, row: PlannedRow) -> int:
-        """The rank that learns from a row."""
-        return row.index % self.num_drafters
-
-    def target_of(self, row: PlannedRow) -> int:
-        """The rank whose target reads a row."""
-        return self.first_target + row.index % self.num_targets
-
-    def name(self, rank: int) -> str:
-        """A rank as people are told of it."""
-        if not self.is_split:
-            return f"rank {rank} of {self.world}"
-        role = f"drafter {rank}" if rank < self.num_drafters else f"target {rank - self.num_drafters}"
-        return f"rank {rank} ({role})"
-
-
-def layout_of(settings: TrainSettings) -> Layout:
-    """The layout that settings and torchrun ask for; RecipeError where they disagree."""
-    started = started_ranks()
-    if settings.placement == "split":
-        layout = Layout(settings.drafter_ranks, settings.target_ranks, is_split=True)
-    else:
-        count = settings.ranks or started or 1
-        layout = Layout(count, count, is_split=False)
-    if started is not None and layout.world != started:
-        raise RecipeError(
-            f"torchrun started {started} processes, but placement {settings.placement} is of {layout.world}: "
-            "start as many, or change ranks, target_ranks and drafter_ranks"
-        )
-    return layout
-
-
-def started_ranks() -> int | None:
-    """How many ranks the launcher started, of which this process is one; None: it was started alone."""
-    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else None
-
-
-@dataclass(frozen=True)
 class Groups:
     """Who talks to whom, apart from all to all."""
 
@@ -108,12 +49,17 @@ class Groups:
 class Ranks:
     """This process among those of the run."""
 
-    def __init__(self, layout: Layout, rank: int, device: torch.device, groups: Groups | None) -> None:
+    def __init__(self, layout: Layout, rank: int, devices: tuple[torch.device, ...], groups: Groups | None) -> None:
         self.layout = layout
         self.rank = rank
-        self.device = device
+        self.devices = devices
         self._groups = groups
         self._drafters = groups and groups.drafters
+
+    @property
+    def device(self) -> torch.device:
+        """The one device of this rank, or the first of those that its target is spread over."""
+        return self.devices[0]
 
     @property
     def is_writer(self) -> bool:
@@ -123,12 +69,12 @@ class Ranks:
     @property
     def has_drafter(self) -> bool:
         """Whether this rank trains the drafter."""
-        return self.rank < self.layout.num_drafters
+        return self.layout.holds_drafter(self.rank)
 
     @property
     def has_target(self) -> bool:
         """Whether this rank holds the target."""
-        return not self.layout.is_split or not self.has_drafter
+        return self.layout.holds_target(self.rank)
 
     @property
     def is_first_target(self) -> bool:
@@ -247,41 +193,27 @@ def _answered(name: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def alone(device: torch.device) -> Ranks:
+def alone(*devices: torch.device) -> Ranks:
     """A run of one process."""
-    return Ranks(Layout(1, 1, is_split=False), 0, device, None)
+    return Ranks(Layout(1, 1, is_split=False), 0, devices, None)
 
 
 @contextmanager
 def joined(settings: TrainSettings) -> Iterator[Ranks]:
     """This process as one of the run's; the others are waited for."""
     torch.set_num_threads(settings.threads)
-    device = _device(settings)
     layout = layout_of(settings)
+    devices = devices_of(settings, layout)
     if layout.world == 1:
-        yield alone(device)
+        yield alone(*devices)
         return
     rank = int(os.environ["RANK"])
     timeout = timedelta(seconds=settings.rank_timeout_s)
     with _answered(layout.name(rank), "all of them were called together"):
-        dist.init_process_group(BACKENDS[device.type], timeout=timeout)
+        dist.init_process_group(BACKENDS[devices[0].type], timeout=timeout)
         drafters = dist.new_group(range(layout.num_drafters)) if layout.num_drafters > 1 else None
         transfers = dist.new_group(range(layout.world))
-    is_drafter = rank < layout.num_drafters
-    yield Ranks(layout, rank, device, Groups(drafters if is_drafter else None, transfers))
+    yield Ranks(layout, rank, devices, Groups(drafters if layout.holds_drafter(rank) else None, transfers))
     # Not after a failure: it would wait for ranks that are gone.
     with _answered(layout.name(rank), "all of them were parting"):
         dist.destroy_process_group()
-
-
-def _device(settings: TrainSettings) -> torch.device:
-    """The device of this rank: on CUDA one for each rank of a host."""
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    kind = found if settings.device == "auto" else settings.device
-    if kind == "cpu" or started_ranks() is None:
-        return torch.device(kind)
-    here, devices = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
-    if here >= devices:
-        raise RecipeError(f"{here + 1} or more ranks on a host of {devices} CUDA devices: every rank needs its own")
-    torch.cuda.set_device(here)
-    return torch.device("cuda", here)

@@ -7,11 +7,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from draftmill.contracts.errors import DataGateError
 from draftmill.extract.agreement import check_target
 from draftmill.extract.packing import extractor_of
+from draftmill.extract.spread import ends_on, place
 from draftmill.extract.taps import TapReader, check_taps
 from draftmill.extract.target import Ends, Target, load_target, refuse_slow_hybrid
 from draftmill.model.drafter import Drafter
@@ -65,23 +65,23 @@ class Loan:
     ends: Ends
     drafter: Drafter
 
-    def copied_to(self, device: torch.device) -> "Loan":
-        """Everything on another device."""
-        return Loan(self.ends.copied_to(device), self.drafter.to(device))
+    def on(self, device: torch.device) -> "Loan":
+        """Everything on one device, as far as it is not there."""
+        return Loan(ends_on(self.ends, device), self.drafter.to(device))
 
 
 def take_part(job: Job, checkpoints: Checkpoints | None) -> Logbook | None:
     """Does this rank's part from start to end; the logbook, on the rank that keeps one (and has `checkpoints`)."""
     ranks = job.ranks
     if not ranks.has_target:
-        return _learn(job, ranks.borrow().copied_to(ranks.device), None, checkpoints)
+        return _learn(job, ranks.borrow().on(ranks.device), None, checkpoints)
     target = open_target(job)
     if ranks.is_first_target:
         refuse_unfit(job, target)
     if ranks.has_drafter:
-        return _learn(job, _loan(job, target), target, checkpoints)
+        return _learn(job, _loan(job, target).on(ranks.device), target, checkpoints)
     if ranks.is_first_target:
-        ranks.lend(_loan(job, target).copied_to(torch.device("cpu")))
+        ranks.lend(_loan(job, target).on(torch.device("cpu")))
     _read_for_others(job, target)
     return None
 
@@ -90,7 +90,7 @@ def open_target(job: Job) -> Target:
     """The frozen target where and as it computes."""
     target = load_target(job.folder, dtype=job.dtype)
     refuse_slow_hybrid(target, job.ranks.device)
-    nn.Module.to(target.model, job.ranks.device)
+    place(target, job.ranks.devices)
     return target
 
 

@@ -13,7 +13,8 @@ from draftmill.train.card import RECIPE_FILE, card_of, plan_of, preview
 from draftmill.train.data import TrainingData, open_input, read_data
 from draftmill.train.keep import Checkpoints
 from draftmill.train.launch import start_ranks
-from draftmill.train.ranks import joined, layout_of, started_ranks
+from draftmill.train.layout import layout_of, started_ranks
+from draftmill.train.ranks import joined
 from draftmill.train.roles import Job, take_part
 from draftmill.train.trackers import check_trackers
 
