@@ -30,7 +30,7 @@ from draftmill.train.loop import LossOf, Schedule, train
 from draftmill.train.ranks import RankLostError, Ranks
 from draftmill.train.start import initial_drafter, tap_ids_of
 from draftmill.train.state import RunState, new_run
-from draftmill.train.transit import Arriving, Inbox, Outbox, Supply, Traffic
+from draftmill.train.transit import Arriving, Inbox, Outbox, Supply, Traffic, meet
 
 # Samples that the target itself is asked about before anything is learnt from them.
 NUM_CHECKED = 2
@@ -111,6 +111,7 @@ def _loan(job: Job, target: Target) -> Loan:
 
 def _read_for_others(job: Job, target: Target) -> None:
     traffic = _traffic(job, target.hidden_size, _first_step(job.ranks, None))
+    meet(job.ranks)
     outbox = Outbox(job.ranks, job.settings.in_flight_bytes, job.timeout)
     with listening() as stop:
         job.data.heed(stop.check)
@@ -180,6 +181,7 @@ def _first_step(ranks: Ranks, state: RunState | None) -> int:
 def _arriving(job: Job, ends: Ends, first_step: int) -> Arriving:
     traffic = _traffic(job, ends.hidden_size, first_step)
     num_features = traffic.width - (ends.hidden_size if job.settings.needs_last_state else 0)
+    meet(job.ranks)
     inbox = Inbox(job.ranks, traffic, job.settings.in_flight_bytes, job.timeout)
     return Arriving(inbox.take, num_features)
 

@@ -1,10 +1,19 @@
 """Hidden states on their way from target ranks to drafter ranks, in placement split.
 
 A row's states travel as one tensor, T tokens of K * H numbers each (and H more where the last layer is read too), and
-after it four numbers on how it was come by. Both sides know from the plan which row comes next and how long it is, so
+after it three numbers on how it was come by. Both sides know from the plan which row comes next and how long it is, so
 nothing is announced: no header, no tag, only order. A receive that a drafter rank has posted is the credit that lets
 states cross; neither side holds more than `in_flight_bytes` of them, or one row's. While they cross the target reads
 the next row: gloo moves them on a thread, NCCL on a stream of its own, from device to device, staged on no host.
+
+On CUDA streams keep the order (as read in torch's `ProcessGroupNCCL.cpp`; not yet run on several GPUs):
+
+* isend and irecv make NCCL's stream wait for what the current stream was told before: states are whole when they
+  leave, and memory that is received into is no longer read. Nothing here works on any other stream.
+* A parcel keeps its tensor until `arrive`, after which the current stream is behind NCCL's: the memory may then be used
+  again without `record_stream`. With a timeout the caller itself waits too, so that what counts as under way is.
+* The first message of a pair of ranks makes a communicator, for which each of the two waits for the other: `meet`.
+* What is told of a row lies on the host and goes by gloo, in its own order; a parcel has arrived when both have.
 """
 
 import time
@@ -65,8 +74,25 @@ class _Parcel:
 
     def arrive(self, timeout: timedelta) -> None:
         """Waits until it is there, whichever backend moves it (with a timeout NCCL blocks its caller too)."""
-        for work in self.works:
+        # What is told first: gloo notices at once that the other rank is gone, NCCL when its time is up.
+        for work in reversed(self.works):
             work.wait(timeout)
+
+
+def meet(ranks: Ranks) -> None:
+    """Has every pair of ranks that states cross between send one number, all of them in one order.
+
+    NCCL joins two ranks when they first talk, and neither goes on before the other has come. Left to the first states,
+    a drafter that asks far ahead could wait for a target that waits for another drafter, which may be adding up
+    gradients with the first: with three targets, two drafters and one row a step nobody would ever go on.
+    """
+    number = torch.zeros(1, device=ranks.device)
+    for target, drafter in ranks.layout.pairs():
+        with ranks.talking("ranks that states cross between are joined"):
+            if ranks.rank == target:
+                dist.send(number, drafter, group=ranks.transfers)
+            elif ranks.rank == drafter:
+                dist.recv(number, target, group=ranks.transfers)
 
 
 class Outbox:
