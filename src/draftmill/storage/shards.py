@@ -4,6 +4,8 @@ Copies are fetched ahead, checked against their sha256, and removed when others 
 first. Processes of a host share them: a file that another one still reads stays readable to it.
 """
 
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -24,8 +26,7 @@ class Shards:
         self._parts = parts
         self._folder = cache_folder() / "parts" / parts.plan.hash
         # What earlier runs have left counts too, oldest first.
-        left = sorted(self._folder.glob("*"), key=lambda path: path.stat().st_mtime) if self._folder.is_dir() else []
-        self._held = {path.name: path.stat().st_size for path in left}
+        self._held = {name: size for _, name, size in sorted(_files(self._folder))}
         self._ahead: Errand[None] | None = None
 
     @property
@@ -82,6 +83,14 @@ class Shards:
             oldest = others.pop(0)
             (self._folder / oldest).unlink(missing_ok=True)
             del self._held[oldest]
+
+
+def _files(folder: Path) -> Iterator[tuple[float, str, int]]:
+    """When each file was written, its name and its bytes; other ranks of this host may be removing some."""
+    for path in folder.glob("*"):
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            yield found.st_mtime, path.name, found.st_size
 
 
 def _name(file: InputFile) -> str:
