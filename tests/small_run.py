@@ -120,6 +120,18 @@ def blame_another(settings: TrainSettings) -> dict[str, Any]:
         raise RankLostError("rank 1 is gone")
 
 
+def say_nothing(settings: TrainSettings) -> dict[str, Any]:
+    """A story in which rank 1 lives, and takes far longer than it is waited for."""
+    from draftmill.train.metrics import StepSums
+    from draftmill.train.ranks import joined
+
+    with joined(settings) as ranks:
+        if ranks.rank == 1:
+            time.sleep(3 * settings.rank_timeout_s)
+        ranks.add_figures(StepSums.empty(1))
+    return {}
+
+
 def fall_over(settings: TrainSettings) -> dict[str, Any]:
     """A story in which rank 1 meets a fault of ours while the others are still being called together."""
     from draftmill.train.ranks import joined

@@ -9,7 +9,7 @@ pytest.importorskip("torch")
 from draftmill.settings.train import TrainSettings
 from draftmill.train.launch import RankFailedError, Story, start_ranks
 from draftmill.train.layout import Layout
-from small_run import be_killed, blame_another, differ, fall_over, refuse, say
+from small_run import be_killed, blame_another, differ, fall_over, refuse, say, say_nothing
 
 pytestmark = pytest.mark.torch
 
@@ -46,3 +46,9 @@ def test_the_rank_that_fell_is_named_and_nobody_outlives_it(story: Story, exit_c
         start_ranks(story, settings, SPLIT)
     assert failure.value.exit_code == exit_code
     assert time.monotonic() - start < 60
+
+
+def test_a_rank_that_lives_and_says_nothing_is_waited_for_as_long_as_is_set() -> None:
+    settings = SETTINGS.model_copy(update={"placement": "split", "drafter_ranks": 2, "rank_timeout_s": 15})
+    with pytest.raises(RankFailedError, match=r"lost another rank while figures are added up"):
+        start_ranks(say_nothing, settings, SPLIT)

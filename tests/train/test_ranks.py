@@ -4,8 +4,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from draftmill.contracts.errors import RecipeError  # noqa: E402
 from draftmill.train.metrics import StepSums  # noqa: E402
 from draftmill.train.ranks import alone  # noqa: E402
+from draftmill.train.roles import telling_of_full_devices  # noqa: E402
 from draftmill.train.rows import PlannedRow  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -23,6 +25,13 @@ def test_a_rank_alone_takes_every_row_and_adds_nothing() -> None:
     sums = StepSums.empty(3)
     assert ranks.add_figures(sums) == sums
     assert ranks.share_files({"a": b"b"}) == {"a": b"b"}
+
+
+def test_a_full_device_is_this_ranks_own_fault_and_told_with_what_helps() -> None:
+    ranks = alone(torch.device("cpu"))
+    said = pytest.raises(RecipeError, match=r"rank 0 of 1: cpu is full \(CUDA out of memory.*lower max_tokens")
+    with said, telling_of_full_devices(ranks), ranks.talking("gradients are added up"):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
 
 
 def test_time_is_shared_out_by_who_has_it() -> None:

@@ -185,12 +185,19 @@ class Ranks:
 def _answered(name: str, what: str) -> Iterator[None]:
     try:
         yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # this rank's own
+        raise
     except RuntimeError as error:  # what torch.distributed raises, whichever backend is at work
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RankLostError(
             f"{name} lost another rank while {what} ({reason}): look for the one that ended first, and run the same "
             "command again to go on"
         ) from error
+
+
+def _group(ranks: Sequence[int], timeout: timedelta) -> Group:
+    """A group as patient as the whole: left to itself torch waits 30 minutes in a new one."""
+    return dist.new_group(ranks, timeout=timeout)
 
 
 def alone(*devices: torch.device) -> Ranks:
@@ -211,8 +218,8 @@ def joined(settings: TrainSettings) -> Iterator[Ranks]:
     timeout = timedelta(seconds=settings.rank_timeout_s)
     with _answered(layout.name(rank), "all of them were called together"):
         dist.init_process_group(BACKENDS[devices[0].type], timeout=timeout)
-        drafters = dist.new_group(range(layout.num_drafters)) if layout.num_drafters > 1 else None
-        transfers = dist.new_group(range(layout.world))
+        drafters = _group(range(layout.num_drafters), timeout) if layout.num_drafters > 1 else None
+        transfers = _group(range(layout.world), timeout)
     yield Ranks(layout, rank, devices, Groups(drafters if layout.holds_drafter(rank) else None, transfers))
     # Not after a failure: it would wait for ranks that are gone.
     with _answered(layout.name(rank), "all of them were parting"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from draftmill.contracts.errors import DataGateError
+from draftmill.contracts.errors import DataGateError, RecipeError
 from draftmill.extract.agreement import check_target
 from draftmill.extract.packing import extractor_of
 from draftmill.extract.spread import ends_on, place
@@ -72,6 +72,24 @@ class Loan:
 
 def take_part(job: Job, checkpoints: Checkpoints | None) -> Logbook | None:
     """Does this rank's part from start to end; the logbook, on the rank that keeps one (and has `checkpoints`)."""
+    with telling_of_full_devices(job.ranks):
+        return _take_part(job, checkpoints)
+
+
+@contextmanager
+def telling_of_full_devices(ranks: Ranks) -> Iterator[None]:
+    """RecipeError where a device runs out of memory, with what takes less of it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise RecipeError(
+            f"{ranks.layout.name(ranks.rank)}: {ranks.device} is full ({str(error).splitlines()[0]}): lower "
+            "max_tokens, num_anchors, in_flight_bytes or feature_cache_bytes, compute in bfloat16, or give the target "
+            'devices of its own (placement = "split") or several (target_gpus); what is published stays'
+        ) from error
+
+
+def _take_part(job: Job, checkpoints: Checkpoints | None) -> Logbook | None:
     ranks = job.ranks
     if not ranks.has_target:
         return _learn(job, ranks.borrow().on(ranks.device), None, checkpoints)
