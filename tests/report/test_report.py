@@ -105,3 +105,12 @@ def test_a_curve_runs_from_left_to_right_and_high_values_lie_on_top():
     found = curve("x", [{"step": 1, "x": 2.0}, {"step": 3, "x": 4.0}], "x")
     assert found is not None
     assert found.points == "0.0,200.0 640.0,0.0"
+
+
+def test_every_training_run_has_curves_of_its_own(line: Path, tmp_path: Path) -> None:
+    (line / "another").mkdir()
+    (line / "another/metrics.jsonl").write_text('{"step": 1, "loss": 7.5}\n{"step": 2, "loss": 7.25}\n')
+    told = run(ReportSettings(input=str(line), output=str(tmp_path / "report.html")))
+    html = (tmp_path / "report.html").read_text()
+    assert told["steps"] == 52 and html.count("<polyline") == 3
+    assert "another: loss: 7.250 at step 2" in html and "train: loss: 0.180 at step 50" in html

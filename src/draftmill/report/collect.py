@@ -31,7 +31,8 @@ class RunStory:
 
     url: str
     found: tuple[Found, ...]
-    metrics: tuple[Metric, ...]
+    metrics: dict[str, tuple[Metric, ...]]
+    """Of every training run that is there, finished or not, by its folder."""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -52,7 +53,8 @@ def collect(store: Store) -> RunStory:
     metrics = [key for key in keys if key.rsplit("/", 1)[-1] == METRICS_FILE]
     if not found and not metrics:
         raise InputError(f"{store.url} holds no card of any room and no {METRICS_FILE}: name the folder of a run")
-    return RunStory(store.url, tuple(found), _metrics(store.get(metrics[0])) if metrics else ())
+    steps = {key.rpartition("/")[0]: _metrics(store.get(key)) for key in sorted(metrics)}
+    return RunStory(store.url, tuple(found), steps)
 
 
 def _card(store: Store, key: str) -> Card:

@@ -8,7 +8,7 @@ from jinja2 import ChainableUndefined, Environment
 
 from draftmill.contracts.cards import Card
 from draftmill.report.collect import Found, RunStory
-from draftmill.report.curves import HEIGHT, WIDTH, Bar, bars, curve
+from draftmill.report.curves import HEIGHT, WIDTH, Bar, Curve, bars, curve
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 CURVES = (
@@ -30,11 +30,21 @@ def page(story: RunStory) -> str:
         evaluation=evaluation,
         acceptance=acceptance_rows(evaluation) if evaluation else [],
         slots=slot_bars(evaluation) if evaluation else [],
-        curves=[found for title, key in CURVES if (found := curve(title, story.metrics, key))],
+        curves=run_curves(story),
         histogram=histogram_bars(_content(story.of("tokenize"))),
         width=WIDTH,
         height=HEIGHT,
     )
+
+
+def run_curves(story: RunStory) -> list[Curve]:
+    """The curves of every training run; each says which run it is of where there are several."""
+    return [
+        found
+        for folder, metrics in story.metrics.items()
+        for title, key in CURVES
+        if (found := curve(title if len(story.metrics) == 1 else f"{folder}: {title}", metrics, key))
+    ]
 
 
 def _content(found: list[Found]) -> dict[str, Any] | None:

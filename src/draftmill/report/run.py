@@ -19,7 +19,7 @@ def run(settings: ReportSettings) -> dict[str, Any]:
         "output": settings.output,
         "found": {found.folder: found.card.room for found in story.found},
         "missing": list(story.missing),
-        "steps": len(story.metrics),
+        "steps": sum(map(len, story.metrics.values())),
     }
     if settings.dry_run:
         sys.stderr.write(f"report reads {len(story.found)} cards below {story.url} and writes {settings.output}\n")

@@ -53,7 +53,7 @@ class TrainSettings(RoomSettings):
     num_anchors: int = Field(512, ge=1)
     """Blocks per max_tokens of text; a shorter sample gets its share, rounded up."""
     max_tokens: int = Field(3072, ge=2)
-    """Tokens a training row may hold; short samples share a row, longer ones are cut there and counted."""
+    """Tokens a training row may hold; short samples of a part share a row, longer ones are cut there and counted."""
     rows_per_step: int = Field(1, ge=1)
     """Training rows that make one optimizer step (one mean over all their slots); each is a micro-batch."""
     draws_per_pass: int = Field(1, ge=1)
@@ -66,7 +66,8 @@ class TrainSettings(RoomSettings):
     """Of the initial weights, the order of samples, and the anchors."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """What moves the weights; muon: the matrices of the layers by Muon, all others by AdamW."""
+    """What moves the weights; muon: the matrices of the layers by Muon, all others by AdamW. Muon computes in bfloat16,
+    which CPUs without instructions for it (avx512_bf16, amx) do 20 times slower than float32."""
     lr: float = Field(6e-4, gt=0)
     """Peak learning rate of AdamW, and of Muon unless muon_lr is set."""
     beta1: float = Field(0.9, ge=0, lt=1)
