@@ -134,6 +134,15 @@ def test_layers_may_answer_with_a_tensor_or_a_tuple_and_write_over_it_later() ->
         assert torch.equal(captured.features(), expected)
 
 
+def test_what_layers_give_on_any_device_is_brought_to_one() -> None:
+    here, there = torch.device("cpu"), torch.device("meta")
+    captured = Captured((0, 1), last_id=2, device=there)
+    for layer, device in enumerate((here, there, here)):
+        captured._take(layer, nn.Identity(), (), torch.ones(1, 3, 4, device=device))
+    last = captured.last()
+    assert last is not None and captured.features().device == last.device == there
+
+
 def test_the_start_up_check_passes_a_target_and_refuses_what_is_none(target: Target) -> None:
     check_taps(TapReader(target, TAPS), random_ids(2, 10))
     with pytest.raises(InputError, match="same at every position"):
