@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draftmill.contracts.errors import InputError
-from draftmill.storage.models import read_config, text_config
+from draftmill.storage.models import fingerprint, read_config, text_config
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,25 @@ def test_the_text_models_values_stand_before_the_wrappers(tmp_path: Path, config
 def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"{tmp_path} holds no config.json"):
         text_config(tmp_path)
+    with pytest.raises(InputError, match=f"{tmp_path} holds no config.json"):
+        fingerprint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "pytorch_model.bin"])
+def test_other_weights_are_another_target_in_either_format(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_bytes(b"some weights")
+    before = fingerprint(tmp_path)
+    (tmp_path / name).write_bytes(b"more weights")
+    assert fingerprint(tmp_path) != before
+
+
+def test_pickles_beside_safetensors_do_not_count_as_nobody_loads_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    before = fingerprint(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"weights")
+    assert fingerprint(tmp_path) == before
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b'{"a": "\xff"}'])

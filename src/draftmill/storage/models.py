@@ -71,9 +71,13 @@ def text_config(folder: Path) -> dict[str, Any]:
 
 
 def fingerprint(folder: Path) -> str:
-    """A target's identity without reading it whole: config, and of every weight file its name, size and both ends."""
+    """A target's identity without reading it whole: config, and of every weight file its name, size and both ends.
+
+    InputError where the folder holds no readable config.json.
+    """
+    read_config(folder)
     digest = hashlib.sha256((folder / CONFIG_FILE).read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in _weight_files(folder):
         size = file.stat().st_size
         digest.update(f"{file.name}:{size}".encode())
         with file.open("rb") as stream:
@@ -81,6 +85,11 @@ def fingerprint(folder: Path) -> str:
             stream.seek(max(0, size - _END_BYTES))
             digest.update(stream.read(_END_BYTES))
     return digest.hexdigest()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """What transformers reads the weights from: safetensors, and where there are none the pickles of older models."""
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
 
 
 def _converted(package: str) -> Path:
