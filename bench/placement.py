@@ -91,7 +91,7 @@ class Side:
     def traffic(self) -> Traffic:
         width = self.settings.num_taps * HIDDEN
         rows = lambda step: micros_of(self.settings, step)  # noqa: E731
-        return Traffic(rows, 0, self.num_steps, 1, width, torch.float32)
+        return Traffic(rows, lambda step: True, 0, self.num_steps, 1, width, torch.float32)
 
     @property
     def num_steps(self) -> int:

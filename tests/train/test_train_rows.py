@@ -91,9 +91,11 @@ def test_a_part_is_asked_for_when_its_first_row_is_and_the_whole_set_before_the_
     settings = TrainSettings(input="in", output=("out",), target="t", max_tokens=100, num_anchors=40)
     found = RowPlan(len(PARTS), kept_of, settings, lambda: whole.append(len(asked)))
     last = 0
+    assert not found.is_known(0)
     while (row := found.micros_of(last)[0]).epoch == 0:
         assert max(asked) == next(p for p, part in enumerate(PARTS) if row.samples[0] in {s.index for s in part})
         assert found.parts_reached(last + 1) == max(asked) + 1 and not whole
+        assert found.is_known(last) and asked == sorted(set(asked))
         last += 1
     assert whole == [4] and found.parts_reached(last + 1) == 4
 

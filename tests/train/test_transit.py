@@ -1,6 +1,7 @@
 """Both sides of placement split know which rows cross, in which order and how long; what arrives is what was read."""
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from draftmill.train.transit import Arriving, Traffic, joined_states  # noqa: E4
 
 pytestmark = pytest.mark.torch
 
-ROWS_PER_STEP, DRAWS, NUM_STEPS = 3, 4, 12
+ROWS_PER_STEP, DRAWS, NUM_STEPS, NUM_KNOWN = 3, 4, 12, 6
 LENGTHS = (5, 7, 2, 9, 4, 6)
 
 
@@ -28,7 +29,9 @@ def micros_of(step: int) -> list[PlannedRow]:
 
 
 def traffic(first_step: int = 0, draws: int = DRAWS) -> Traffic:
-    return Traffic(micros_of, first_step, NUM_STEPS, draws, width=8, dtype=torch.bfloat16)
+    return Traffic(
+        micros_of, lambda step: step < NUM_KNOWN, first_step, NUM_STEPS, draws, width=8, dtype=torch.bfloat16
+    )
 
 
 def indices(rows: Iterable[PlannedRow]) -> list[int]:
@@ -43,6 +46,12 @@ def test_a_row_crosses_once_for_all_its_draws() -> None:
 def test_a_run_that_goes_on_between_draws_has_the_rows_cross_again() -> None:
     rows = list(traffic(first_step=6).rows())
     assert indices(rows) == list(range(3, 9)) and [row.draw for row in rows] == [2, 2, 2, 0, 0, 0]
+
+
+def test_who_looks_ahead_waits_for_no_row_that_is_not_planned_yet() -> None:
+    rows = traffic().known_rows()
+    assert indices(row for row in islice(rows, 6) if row is not None) == list(range(6))
+    assert [next(rows), next(rows)] == [None, None]
 
 
 def test_sizes_follow_from_the_plan() -> None:

@@ -210,6 +210,7 @@ def _traffic(job: Job, hidden_size: int, first_step: int) -> Traffic:
     num_read = (len(settings.tap_ids) or settings.num_taps) + int(settings.needs_last_state)
     return Traffic(
         micros_of=data.rows.micros_of,
+        is_known=data.rows.is_known,
         first_step=first_step,
         num_steps=data.num_steps,
         draws_per_pass=settings.draws_per_pass,

@@ -74,6 +74,10 @@ class RowPlan:
             replace(self._row(index), draw=draw, index=index) for index in range(first, first + self._rows_per_step)
         ]
 
+    def is_known(self, step: int) -> bool:
+        """Whether the rows of step `step` are planned already, so that asking for them waits for no part."""
+        return (step // self._draws + 1) * self._rows_per_step <= self._starts[-1]
+
     def parts_reached(self, num_steps: int) -> int:
         """How many parts the first `num_steps` steps read from."""
         last = (num_steps - 1) // self._draws * self._rows_per_step + self._rows_per_step - 1

@@ -40,6 +40,8 @@ class Traffic:
     """Which rows' states cross from target to drafter ranks, in order, and what each one weighs."""
 
     micros_of: Callable[[int], list[PlannedRow]]
+    is_known: Callable[[int], bool]
+    """Whether the rows of a step are planned already, so that `micros_of` waits for no part."""
     first_step: int
     num_steps: int
     draws_per_pass: int
@@ -49,9 +51,20 @@ class Traffic:
 
     def rows(self) -> Iterator[PlannedRow]:
         """Every row once a visit: at its first draw, or where the run goes on in the middle of its draws."""
-        for step in range(self.first_step, self.num_steps):
-            if step % self.draws_per_pass == 0 or step == self.first_step:
-                yield from self.micros_of(step)
+        for step in self._steps():
+            yield from self.micros_of(step)
+
+    def known_rows(self) -> Iterator[PlannedRow | None]:
+        """The same, but None as long as the next one is not planned yet."""
+        for step in self._steps():
+            while not self.is_known(step):
+                yield None
+            yield from self.micros_of(step)
+
+    def _steps(self) -> Iterator[int]:
+        return (
+            s for s in range(self.first_step, self.num_steps) if s % self.draws_per_pass == 0 or s == self.first_step
+        )
 
     def num_tokens(self, row: PlannedRow) -> int:
         """Tokens of a row."""
@@ -129,19 +142,19 @@ class Outbox:
 
 
 class Inbox:
-    """What a drafter rank awaits: its next rows, as many as it has room for."""
+    """What a drafter rank awaits: its next rows, as many as are planned already and as it has room for."""
 
     def __init__(self, ranks: Ranks, traffic: Traffic, limit_bytes: int, timeout: timedelta) -> None:
         self._ranks = ranks
         self._traffic = traffic
         self._limit_bytes = limit_bytes
         self._timeout = timeout
-        self._coming = (row for row in traffic.rows() if ranks.layout.drafter_of(row) == ranks.rank)
-        self._next = next(self._coming, None)
+        self._coming = (row for row in traffic.known_rows() if row is None or self._is_own(row))
+        self._next: PlannedRow | None = None
         self._awaited: deque[_Parcel] = deque()
 
     def take(self) -> tuple[Float[Tensor, "T W"], Toll]:
-        """The states of the next row, waited for."""
+        """The states of the next row, which must be planned, waited for."""
         self._await_more()
         start = time.perf_counter()
         parcel = self._awaited.popleft()
@@ -153,9 +166,15 @@ class Inbox:
         return parcel.states_TW, Toll(target_s, waiting_s, held_s, int(in_flight_bytes))
 
     def _await_more(self) -> None:
-        while self._next is not None and self._has_room(self._next):
-            self._awaited.append(self._post(self._next))
-            self._next = next(self._coming, None)
+        while row := self._next or next(self._coming, None):
+            self._next = row
+            if not self._has_room(row):
+                return
+            self._awaited.append(self._post(row))
+            self._next = None
+
+    def _is_own(self, row: PlannedRow) -> bool:
+        return self._ranks.layout.drafter_of(row) == self._ranks.rank
 
     def _has_room(self, row: PlannedRow) -> bool:
         held = sum(parcel.num_bytes for parcel in self._awaited)
