@@ -9,6 +9,7 @@ import pyarrow as pa
 from draftmill.contracts.cards import PartRecord, Plan, PlannedPart, make_card, part_name
 from draftmill.contracts.samples import SAMPLE_SCHEMA
 from draftmill.storage.growing import GrowingSet, open_growing
+from draftmill.storage.patience import Patiently
 from draftmill.storage.sets import open_set_writer
 from draftmill.storage.store import sha256_of
 from draftmill.storage.waiting import Waiting
@@ -62,7 +63,7 @@ def write_samples(url: str | Path, samples: Sequence[GivenSample], tokenizer_has
 
 def open_samples(url: str | Path, limit_s: float = 0) -> GrowingSet:
     """A tokenized set, whose next part is waited for `limit_s` seconds."""
-    return open_growing(str(url), "tokenize", Waiting(limit_s), patience_s=0)
+    return open_growing(str(url), "tokenize", Waiting(limit_s), Patiently(0))
 
 
 def _arrow(samples: Sequence[GivenSample]) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from draftmill.contracts.errors import StorageError
+from draftmill.storage.patience import Patiently
 from draftmill.storage.waiting import StalledError
 from sample_sets import GivenSample, Producer, open_samples
 from storage.unruly_proxy import GONE, WELL_BEHAVED, UnrulyProxy
@@ -80,7 +81,7 @@ def test_a_store_that_is_gone_for_a_while_is_waited_for(lake: UnrulyProxy) -> No
     producer = Producer(lake.url, SAMPLES, "hash", num_parts=2)
     producer.publish(0)
     growing = open_samples(lake.url)
-    growing.patience_s = 60
+    growing.patiently = Patiently(60)
     lake.faults = GONE
     threading.Timer(2, lambda: setattr(lake, "faults", WELL_BEHAVED)).start()
     assert growing.part(0).rows == 4 and lake.fates["drop"] > 1

@@ -6,9 +6,12 @@ import pytest
 
 from draftmill.contracts.errors import StorageError
 from draftmill.storage.growing import GrowingSet
+from draftmill.storage.sets import plan_at
 from draftmill.storage.shards import Shards
 from draftmill.storage.store import open_store
+from draftmill.storage.waiting import Waiting, nothing
 from sample_sets import GivenSample, Producer, open_samples, write_samples
+from storage.far_store import sent_away
 from storage.unruly_proxy import UnrulyProxy
 
 NUM_PARTS = 6
@@ -88,3 +91,20 @@ def test_local_parts_are_read_where_they_lie(tmp_path: Path, cache: Path) -> Non
     (tmp_path / "set" / "part-00004.arrow").unlink()
     with pytest.raises(StorageError, match=r"part-00004\.arrow is missing"):
         shards.path(parts.part(4).file)
+
+
+def test_a_store_that_is_gone_for_five_minutes_delays_a_part_and_no_more(tmp_path: Path) -> None:
+    Producer(tmp_path / "set", SAMPLES, "hash", NUM_PARTS).publish(0, 1)
+    far = sent_away(tmp_path / "set")
+    clock, line = far.line.clock, far.line
+    waiting = Waiting(1200, nothing, clock, clock.sleep)
+    parts = GrowingSet(far, plan_at(far, "tokenize"), None, waiting, clock.patiently(600))
+    line.cut(300)
+    file = parts.part(0).file
+    assert 300 <= clock.now < 320
+    line.cut(300)
+    assert Shards(parts, 1 << 20).path(file).read_bytes() == (tmp_path / "set" / file.key).read_bytes()
+    assert 600 <= clock.now < 640
+    line.cut(9999)
+    with pytest.raises(StorageError, match=r"s3://far/away: given up after .* 10 min .*error sending request"):
+        parts.part(1)

@@ -9,19 +9,7 @@ import pytest
 
 from draftmill.contracts.errors import InputError, StorageError
 from draftmill.storage.waiting import Errand, StalledError, Waiting
-
-
-class Clock:
-    """Time passes when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+from storage.far_store import Clock
 
 
 def waiting(clock: Clock, limit_s: float, heed: Callable[[], None] = lambda: None) -> Waiting:

@@ -2,6 +2,7 @@
 
 import platform
 import resource
+import threading
 import time
 from pathlib import Path
 
@@ -13,9 +14,12 @@ from draftmill.model.drafter import Drafter  # noqa: E402
 from draftmill.model.shape import DrafterShape  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.storage.checkpoints import find_marker, step_folder, steps_on  # noqa: E402
+from draftmill.storage.patience import Patiently  # noqa: E402
 from draftmill.storage.store import Store, open_store  # noqa: E402
+from draftmill.train.interruption import Stop, StoppedError  # noqa: E402
 from draftmill.train.keep import Checkpoints  # noqa: E402
 from draftmill.train.state import RunState, new_run  # noqa: E402
+from storage.far_store import FarStore  # noqa: E402
 from storage.unruly_proxy import GONE, WELL_BEHAVED, UnrulyProxy  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -62,7 +66,7 @@ def saved_until(checkpoints: Checkpoints, last_step: int) -> RunState:
 
 def both(tmp_path: Path, plan: str = "plan") -> Checkpoints:
     stores = tuple(open_store(str(tmp_path / name), create=True) for name in ("a", "b"))
-    return Checkpoints(stores, plan, num_steps=25, save_every=5, keep=2, patience_s=0)
+    return Checkpoints(stores, plan, num_steps=25, save_every=5, keep=2, patiently=Patiently(0))
 
 
 def resumed_step(checkpoints: Checkpoints) -> int | None:
@@ -117,7 +121,7 @@ def test_a_run_without_a_local_output_leaves_it_in_the_cache_and_the_store_gets_
     tmp_path: Path, s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DRAFTMILL_CACHE", str(tmp_path / "cache"))
-    checkpoints = Checkpoints((open_store(s3_url),), "plan", num_steps=25, save_every=5, keep=2, patience_s=0)
+    checkpoints = Checkpoints((open_store(s3_url),), "plan", num_steps=25, save_every=5, keep=2, patiently=Patiently(0))
     run = saved_until(checkpoints, 7)
     leave(checkpoints, run, 7)
     assert steps_on(checkpoints.stores[0]) == [0, 5]
@@ -174,7 +178,9 @@ def contents(store: Store) -> dict[str, bytes]:
 def test_a_store_that_is_gone_for_a_while_is_waited_for_while_training_goes_on(
     tmp_path: Path, lake: UnrulyProxy
 ) -> None:
-    checkpoints = Checkpoints((open_store(lake.url),), "plan", num_steps=25, save_every=5, keep=2, patience_s=60)
+    checkpoints = Checkpoints(
+        (open_store(lake.url),), "plan", num_steps=25, save_every=5, keep=2, patiently=Patiently(60)
+    )
     run = saved_until(checkpoints, 4)
     run.position.step = 5
     lake.faults = GONE
@@ -210,7 +216,61 @@ def test_checkpoints_of_another_plan_are_passed_over(tmp_path: Path) -> None:
 
 
 def test_the_last_step_is_saved_even_between_two_that_are_due(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(both(tmp_path).stores, "plan", num_steps=13, save_every=5, keep=1, patience_s=0)
+    checkpoints = Checkpoints(both(tmp_path).stores, "plan", num_steps=13, save_every=5, keep=1, patiently=Patiently(0))
     saved_until(checkpoints, 13)
     assert [marker.step for marker in checkpoints.markers()] == [0, 13]
     assert find_marker(checkpoints.stores[1], 5) is None
+
+
+def far_away(far: FarStore, patiently: Patiently) -> Checkpoints:
+    return Checkpoints((far,), "plan", num_steps=25, save_every=5, keep=2, patiently=patiently)
+
+
+def stand_at(run: RunState, step: int) -> RunState:
+    """The run, its weights holding its step."""
+    run.position.step = step
+    torch.nn.init.constant_(run.drafter.fc.weight, step)
+    return run
+
+
+def test_training_goes_on_while_a_store_is_gone_for_five_minutes_which_then_gets_what_stood_when_it_was_due() -> None:
+    far, has_gone_on = FarStore(), threading.Event()
+
+    def sleep(seconds: float) -> None:
+        assert has_gone_on.wait(60)
+        far.line.clock.sleep(seconds)
+
+    checkpoints = far_away(far, Patiently(600, far.line.clock, sleep))
+    run = saved_until(checkpoints, 4)
+    far.line.cut(300)
+    checkpoints.save(stand_at(run, 5), b"log until 5")
+    stand_at(run, 6)  # nobody waited
+    checkpoints.behind.check()
+    has_gone_on.set()
+    checkpoints.behind.settle()
+    assert far.line.clock.now >= 300
+    assert steps_on(far) == [0, 5] and far.get("metrics.jsonl") == b"log until 5"
+    assert resumed_step(checkpoints) == 5
+
+
+def test_a_run_that_waits_for_its_store_can_be_stopped_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTMILL_CACHE", str(tmp_path / "cache"))
+    far, is_over = FarStore(), threading.Event()
+
+    def sleep(_seconds: float) -> None:
+        assert is_over.wait(20), "nobody stops waiting"
+
+    checkpoints = far_away(far, Patiently(600, far.line.clock, sleep))
+    run = saved_until(checkpoints, 4)
+    far.line.cut(300)
+    checkpoints.save(stand_at(run, 5), b"log until 5")
+    stop = Stop()
+    stop.is_asked, checkpoints.behind.heed = True, stop.check
+    with pytest.raises(StoppedError):
+        checkpoints.save(stand_at(run, 10), b"log until 10")
+    checkpoints.leave(run, b"log until 10")
+    far.line.cut(0)
+    assert resumed_step(far_away(far, Patiently(0))) == 10
+    is_over.set()

@@ -1,11 +1,13 @@
 """A step's figures are sums and counts: those of a naive loop, whoever made the micro-batches, and one line a step."""
 
+import resource
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from draftmill.contracts.acceptance import num_accepted  # noqa: E402
+from draftmill.contracts.errors import StorageError  # noqa: E402
 from draftmill.model.loss import BlockLoss  # noqa: E402
 from draftmill.model.mask import BlockLayout  # noqa: E402
 from draftmill.storage.store import open_store  # noqa: E402
@@ -100,3 +102,16 @@ def test_a_log_taken_up_again_holds_every_step_once(tmp_path: Path) -> None:
     again.append({"step": 3})
     assert [record["step"] for record in again.records()] == [1, 2, 3]
     assert store.get(METRICS_FILE) == b'{"step":1}\n{"step":2}\n{"step":3}\n'
+
+
+def test_a_disk_without_room_for_a_line_is_told(tmp_path: Path) -> None:
+    log = MetricsLog((open_store(str(tmp_path)),), 0)
+    log.append({"step": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))
+    try:
+        with pytest.raises(StorageError, match=r"metrics\.jsonl cannot be written: File too large; free some space"):
+            log.append({"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert MetricsLog((open_store(str(tmp_path)),), 2).records() == [{"step": 1}]

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from draftmill.contracts.cards import CARD_FILE, PLAN_FILE, Card, InputFile, Plan, record_file
 from draftmill.contracts.errors import StorageError
-from draftmill.storage.patience import patiently
+from draftmill.storage.patience import Patiently
 from draftmill.storage.sets import card_at, part_file, plan_at, record_at
 from draftmill.storage.store import Store, open_store
 from draftmill.storage.waiting import Errand, Waiting
@@ -34,14 +34,14 @@ class KnownPart:
 class GrowingSet:
     """The set at `store`; `card` is the one that was there when it was opened."""
 
-    def __init__(self, store: Store, plan: Plan, card: Card | None, waiting: Waiting, patience_s: float = 0) -> None:
+    def __init__(self, store: Store, plan: Plan, card: Card | None, waiting: Waiting, patiently: Patiently) -> None:
         self.store = store
         self.plan = plan
         self.waiting = waiting
         self.was_finished = card is not None
         """Whether all parts were there from the start."""
-        self.patience_s = patience_s
-        """How long a store that does not answer is asked again."""
+        self.patiently = patiently
+        """Asks a store that does not answer again."""
         self._known: dict[int, KnownPart] = {}
         self._card: Card | None = None
         self._adopt(card)
@@ -69,7 +69,8 @@ class GrowingSet:
     def find(self, index: int) -> KnownPart | None:
         """Part `index` of the plan, if it is there."""
         if index not in self._known and index < self.num_parts:
-            record = self._patiently(partial(record_at, self.store, self.plan.parts[index].name, self.plan))
+            question = partial(record_at, self.store, self.plan.parts[index].name, self.plan)
+            record = self.patiently(question, self.store.url)
             if record is not None:
                 self._known[index] = KnownPart(
                     record.name, part_file(record.file, record.bytes, record.sha256), record.rows
@@ -86,14 +87,11 @@ class GrowingSet:
         return f"{name} of {self.store.url}"
 
     def _ask(self, question: Callable[[], T]) -> T:
-        return self._beside(partial(self._patiently, question))
+        return self._beside(partial(self.patiently, question, self.store.url))
 
     def _beside(self, question: Callable[[], T]) -> T:
         """A store may be gone for minutes: who asks must stay able to stop."""
         return Errand(question).result(self.waiting.heed)
-
-    def _patiently(self, question: Callable[[], T]) -> T:
-        return patiently(question, self.store.url, self.patience_s)
 
     def _life(self) -> str:
         """How much of the set is there; StorageError where it is no longer the set that was opened."""
@@ -124,7 +122,7 @@ class GrowingSet:
         self._known, self._card = dict(enumerate(parts)), card
 
 
-def open_growing(url: str, room: str, waiting: Waiting, patience_s: float) -> GrowingSet:
+def open_growing(url: str, room: str, waiting: Waiting, patiently: Patiently) -> GrowingSet:
     """The set at `url`, which `room` has made or is making; StorageError where there is no plan of that room."""
     store = open_store(url)
-    return GrowingSet(store, plan_at(store, room), card_at(store), waiting, patience_s)
+    return GrowingSet(store, plan_at(store, room), card_at(store), waiting, patiently)

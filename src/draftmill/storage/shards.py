@@ -14,7 +14,6 @@ from draftmill.contracts.errors import DraftmillError, StorageError
 from draftmill.storage.cache import cache_folder
 from draftmill.storage.fetch import SHA256, local_copy
 from draftmill.storage.growing import GrowingSet
-from draftmill.storage.patience import patiently
 from draftmill.storage.waiting import Errand
 
 
@@ -69,7 +68,7 @@ class Shards:
         self._make_room(file)
         job = partial(local_copy, self._parts.store, file, self._folder)
         try:
-            path = patiently(job, self._parts.store.url, self._parts.patience_s)
+            path = self._parts.patiently(job, self._parts.store.url)
         except StorageError:
             (self._folder / _name(file)).unlink(missing_ok=True)  # what is not as it should be is fetched again
             raise

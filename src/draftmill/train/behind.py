@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 
-from draftmill.storage.waiting import Errand
+from draftmill.storage.waiting import Errand, nothing
 
 
 class Behind:
     """At most one job under way. A process that ends does not wait for it."""
 
     def __init__(self) -> None:
+        self.heed: Callable[[], None] = nothing
+        """Called now and then while a job is waited for: raises where the run is to stop."""
         self._errand: Errand[None] | None = None
 
     def do(self, job: Callable[[], None]) -> None:
@@ -25,4 +27,4 @@ class Behind:
         """Waits for the job under way; raises what it has raised."""
         errand, self._errand = self._errand, None
         if errand is not None:
-            errand.result()
+            errand.result(self.heed)

@@ -11,6 +11,7 @@ from draftmill.extract.agreement import Text
 from draftmill.settings.train import TrainSettings
 from draftmill.speculation.requests import Request, read_material
 from draftmill.storage.growing import GrowingSet, open_growing
+from draftmill.storage.patience import Patiently
 from draftmill.storage.waiting import Waiting
 from draftmill.train.gate import GatedSamples, check_tokenizer, gate, vocabulary_of
 from draftmill.train.rows import RowPlan
@@ -52,7 +53,7 @@ class TrainingData:
 def open_input(settings: TrainSettings) -> GrowingSet:
     """The tokenized set, finished or not; RecipeError where settings ask for what only a finished one can tell."""
     waiting = Waiting(settings.stall_timeout_s)
-    parts = open_growing(settings.input, "tokenize", waiting, settings.store_patience_s)
+    parts = open_growing(settings.input, "tokenize", waiting, Patiently(settings.store_patience_s))
     if parts.was_finished:
         return parts
     if settings.num_steps is None:

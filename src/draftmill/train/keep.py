@@ -7,7 +7,7 @@ store that lacks it.
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,7 +26,7 @@ from draftmill.storage.checkpoints import (
     steps_on,
     sweep_checkpoints,
 )
-from draftmill.storage.patience import patiently
+from draftmill.storage.patience import Patiently
 from draftmill.storage.store import Store, open_store
 from draftmill.train.behind import Behind
 from draftmill.train.metrics import METRICS_FILE
@@ -44,8 +44,8 @@ class Checkpoints:
     num_steps: int
     save_every: int
     keep: int
-    patience_s: float
-    """How long a store that does not answer is asked again."""
+    patiently: Patiently
+    """Asks a store that does not answer again."""
     behind: Behind = field(default_factory=Behind)
     _disk: AbstractContextManager[bool] = field(default_factory=Lock)
     """Held by whoever writes to a local folder: two threads would write the same drafts."""
@@ -68,7 +68,7 @@ class Checkpoints:
     def save(self, run: RunState, metrics: bytes) -> None:
         """Takes the checkpoint of where the run stands, and has it written; waits for the one before.
 
-        Where a store has gone, training goes on until the next checkpoint is due, or `patience_s` are over.
+        Where a store has gone, training goes on until the next checkpoint is due, or patience is.
         """
         self.behind.do(partial(self._write, run.position.step, run.files(), metrics))
 
@@ -76,14 +76,11 @@ class Checkpoints:
         """Log first and marker last; then older checkpoints go. Newer ones are another thread's."""
         for store in _local_first(self.stores):
             if store.folder is None:  # local folders have every line at once
-                self._patiently(store, partial(store.put, METRICS_FILE, metrics))
+                self.patiently(partial(store.put, METRICS_FILE, metrics), store.url)
             with nullcontext() if store.folder is None else self._disk:
-                self._patiently(store, partial(put_checkpoint, (store,), step, self.plan, files))
+                self.patiently(partial(put_checkpoint, (store,), step, self.plan, files), store.url)
         for store in self.stores:
-            self._patiently(store, partial(self._prune, store, step, step))
-
-    def _patiently(self, store: Store, job: Callable[[], None]) -> None:
-        patiently(job, store.url, self.patience_s)
+            self.patiently(partial(self._prune, store, step, step), store.url)
 
     def _prune(self, store: Store, step: int, until: int) -> None:
         remove_checkpoints(store, [s for s in steps_on(store) if s < until and s not in self.kept(step)])
@@ -92,9 +89,8 @@ class Checkpoints:
         """Writes where a run that is being stopped stands to local disk: the run's own folder, or else the cache."""
         place = next((store for store in self.stores if store.folder is not None), None)
         try:
-            if place is None:
-                place = open_store(str(self._left), create=True)
-                place.put(METRICS_FILE, metrics)
+            place = place or open_store(str(self._left), create=True)
+            place.put(METRICS_FILE, metrics)  # also where it stands already: what ends the run may be a line cut short
             with self._disk:
                 if find_marker(place, run.position.step) is None:
                     put_checkpoint((place,), run.position.step, self.plan, run.files())

@@ -27,7 +27,6 @@ class Logbook:
 
     def after_step(self, sums: StepSums, epoch: int, lr: float, grad_norm: float) -> None:
         """Tells of the step that was just made."""
-        self.checkpoints.behind.check()
         step = self.run.position.step
         self.progress.advance(1, sums.note)
         record = sums.record(step=step, epoch=epoch, lr=lr, grad_norm=grad_norm)
@@ -38,6 +37,7 @@ class Logbook:
         self.metrics.append(record)
         for tracker in self.trackers:
             tracker.log(step, figures_of(record))
+        self.checkpoints.behind.check()
         if self.checkpoints.is_due(step):
             self.checkpoints.save(self.run, self.metrics.whole)
 

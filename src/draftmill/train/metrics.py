@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from draftmill.model.loss import BlockLoss
+from draftmill.storage.local import no_room
 from draftmill.storage.store import Store
 from draftmill.train.batches import Batch
 
@@ -202,13 +203,15 @@ class MetricsLog:
         self._publish()
 
     def append(self, record: dict[str, Any]) -> None:
-        """Adds the line of a step."""
+        """Adds the line of a step; StorageError where a disk has no room for it."""
         line = msgspec.json.encode(record) + b"\n"
         self.lines.append(line)
-        for store in self._stores:
-            if store.folder:
-                with (store.folder / METRICS_FILE).open("ab") as stream:
+        for path in (store.folder / METRICS_FILE for store in self._stores if store.folder):
+            try:
+                with path.open("ab") as stream:
                     stream.write(line)
+            except OSError as error:
+                raise no_room(error, path) from error
 
     @property
     def whole(self) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from draftmill.contracts.errors import DataGateError, RecipeError
+from draftmill.contracts.errors import DataGateError, RecipeError, StorageError
 from draftmill.extract.agreement import check_target
 from draftmill.extract.packing import extractor_of
 from draftmill.extract.spread import ends_on, place
@@ -18,7 +18,6 @@ from draftmill.model.drafter import Drafter
 from draftmill.model.forms import attention_form
 from draftmill.model.shape import DrafterShape
 from draftmill.settings.train import TrainSettings
-from draftmill.storage.waiting import StalledError
 from draftmill.train.batches import Batches, BatchRule
 from draftmill.train.data import TrainingData
 from draftmill.train.features import OwnTarget, RowSource, TargetFeatures
@@ -155,6 +154,7 @@ def _learn(job: Job, loan: Loan, target: Target | None, checkpoints: Checkpoints
         if checkpoints is None:
             train(state, schedule, job.settings, stop.then(_tell_nobody))
             return None
+        checkpoints.behind.heed = stop.check
         with open_logbook(state, checkpoints, _held_out(job, target), job.settings) as logbook, _leaving(logbook, stop):
             train(state, schedule, job.settings, stop.then(logbook.after_step))
             checkpoints.behind.settle()
@@ -163,11 +163,11 @@ def _learn(job: Job, loan: Loan, target: Target | None, checkpoints: Checkpoints
 
 @contextmanager
 def _leaving(logbook: Logbook, stop: Stop) -> Iterator[None]:
-    """A run that ends between two steps loses nothing: stopped, left by another rank, or without a part to go on with,
-    it leaves a checkpoint there."""
+    """A run that ends between two steps loses nothing: stopped, left by another rank, without a part to go on with, or
+    with a store that stays away, it leaves a checkpoint there."""
     try:
         yield
-    except (StoppedError, RankLostError, StalledError, DataGateError) as error:
+    except (StoppedError, RankLostError, StorageError, DataGateError) as error:
         logbook.checkpoints.leave(logbook.run, logbook.metrics.whole)
         if stop.is_asked:  # the others were stopped too, and were faster
             raise StoppedError from error

@@ -7,6 +7,7 @@ import msgspec
 from draftmill.contracts.cards import Plan, canonical_json
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.models import locate
+from draftmill.storage.patience import Patiently
 from draftmill.storage.provenance import Stopwatch
 from draftmill.storage.sets import SetWriter, open_set_writer
 from draftmill.train.card import RECIPE_FILE, card_of, plan_of, preview
@@ -54,5 +55,5 @@ def _finished(writer: SetWriter) -> dict[str, Any] | None:
 
 
 def _checkpoints(settings: TrainSettings, plan: Plan, data: TrainingData, writer: SetWriter) -> Checkpoints:
-    every = settings.save_every, settings.keep_checkpoints, settings.store_patience_s
+    every = settings.save_every, settings.keep_checkpoints, Patiently(settings.store_patience_s)
     return Checkpoints(writer.stores, plan.hash, data.num_steps, *every)
