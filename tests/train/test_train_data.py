@@ -36,3 +36,20 @@ def test_which_tokens_an_unfinished_set_will_hold_is_not_asked(tmp_path: Path) -
 def test_a_folder_that_is_no_set_is_told_as_that(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"holds no plan\.json"):
         open_input(settings(tmp_path))
+
+
+@pytest.mark.parametrize("several", [{"ranks": 2}, {"placement": "split"}, {}], ids=["shared", "split", "torchrun"])
+def test_ranks_must_not_give_each_other_up_before_what_they_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, several: dict[str, object]
+) -> None:
+    making = Producer(tmp_path, [("a", [1, 2, 3], [True] * 3)], "hash", num_parts=1)
+    hasty = {"num_steps": 10, "stall_timeout_s": 60, "rank_timeout_s": 60}
+    open_input(settings(tmp_path, **hasty))  # a rank alone waits for no other
+    if not several:
+        for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
+            monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match="stall_timeout_s 60 is not less than rank_timeout_s 60"):
+        open_input(settings(tmp_path, **hasty, **several))
+    open_input(settings(tmp_path, num_steps=10, **several))
+    making.finish()
+    open_input(settings(tmp_path, **hasty, **several))

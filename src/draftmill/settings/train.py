@@ -151,8 +151,8 @@ class TrainSettings(RoomSettings):
     """How long an object store that does not answer is waited for. When a checkpoint is written training goes on
     meanwhile, until the next one is due."""
     stall_timeout_s: float = Field(1200, gt=0)
-    """How long the next part of an unfinished set is waited for while no other part of it appears either; with several
-    ranks less than rank_timeout_s."""
+    """How long the next part of an unfinished set is waited for while no other part of it appears either; must be less
+    than rank_timeout_s where there are several ranks."""
     data_cache_bytes: int = Field(64 << 30, ge=1)
     """Local disk for parts fetched from an object store; the whole set must fit where it is read more than once."""
     eval_every: int | None = Field(None, ge=1)

@@ -14,6 +14,7 @@ from draftmill.storage.growing import GrowingSet, open_growing
 from draftmill.storage.patience import Patiently
 from draftmill.storage.waiting import Waiting
 from draftmill.train.gate import GatedSamples, check_tokenizer, gate, vocabulary_of
+from draftmill.train.ranks import layout_of
 from draftmill.train.rows import RowPlan
 from draftmill.train.samples import SampleSet
 
@@ -66,7 +67,18 @@ def open_input(settings: TrainSettings) -> GrowingSet:
             f'{settings.input} is unfinished: which tokens occur in it is not known yet; set loss_vocab = "all", or '
             "train when its draftmill tokenize is done"
         )
+    _refuse_hasty_ranks(settings)
     return parts
+
+
+def _refuse_hasty_ranks(settings: TrainSettings) -> None:
+    """RecipeError where ranks would give each other up before what all of them wait for is given up."""
+    if layout_of(settings).world > 1 and settings.stall_timeout_s >= settings.rank_timeout_s:
+        raise RecipeError(
+            f"{settings.input} is unfinished, and stall_timeout_s {settings.stall_timeout_s:g} is not less than "
+            f"rank_timeout_s {settings.rank_timeout_s:g}: a rank that waits for the next part would be taken for lost "
+            "by the others; raise rank_timeout_s, or lower stall_timeout_s"
+        )
 
 
 def read_data(settings: TrainSettings, parts: GrowingSet, target: Path) -> TrainingData:
