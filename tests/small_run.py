@@ -1,8 +1,11 @@
 """A training run small enough to be started many times, and stories for ranks, which import them by name."""
 
+import json
 import os
 import signal
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +59,13 @@ def small_settings(folder: Path, *output: Path | str, **changed: object) -> Trai
     )
 
 
+def train_command(settings: TrainSettings) -> list[str]:
+    """The command line that asks for these settings."""
+    given = settings.model_dump(exclude_defaults=True, exclude={"output"})
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    return [sys.executable, "-m", "draftmill", "train", *flags, *(f"--output={place}" for place in settings.output)]
+
+
 PLACEMENTS: dict[str, dict[str, object]] = {
     "shared 2": {"ranks": 2},
     "shared 4": {"ranks": 4},
@@ -65,24 +75,37 @@ PLACEMENTS: dict[str, dict[str, object]] = {
     "split 2+2": {"placement": "split", "target_ranks": 2, "drafter_ranks": 2},
     "gone on by 2+2": {"placement": "split", "target_ranks": 2, "drafter_ranks": 2},
 }
-PORTS = "DRAFTMILL_TEST_PORTS"
-"""Where the ranks of each of these find one another; a store serves one world only."""
+_TURNS = "DRAFTMILL_TEST_TURNS"
 
 
-def run_placements(settings: TrainSettings) -> dict[str, Any]:
-    """The story of one of four ranks: one run after another, as torchrun would start it, in folders of their own."""
+def run_in_turn(settings: TrainSettings, num_ranks: int, turns: Sequence[dict[str, object]]) -> None:
+    """Runs one after the other by the first so many of `num_ranks` ranks, which are started once; a turn says how its
+    run's settings differ."""
+    import pytest
+    from torch.distributed import TCPStore
+
+    from draftmill.train.launch import HOST, start_ranks
+    from draftmill.train.ranks import Layout
+
+    stores = [TCPStore(HOST, 0, is_master=True, wait_for_workers=False) for _ in turns]  # a store serves one world only
+    ports = [str(store.port) for store in stores]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(_TURNS, json.dumps(list(zip(ports, turns, strict=True))))
+        start_ranks(take_turns, settings, Layout(num_ranks, num_ranks, is_split=False))
+
+
+def take_turns(settings: TrainSettings) -> dict[str, Any]:
+    """The story of one of the ranks: one run after another, as torchrun would start it."""
     from draftmill.train.run import run
 
-    rank, cards = int(os.environ["RANK"]), {}
-    ports = os.environ[PORTS].split()
-    for port, (name, changed) in zip(ports, PLACEMENTS.items(), strict=True):
-        chosen = TrainSettings(**{**settings.model_dump(), **changed, "output": (f"{settings.output[0]}/{name}",)})
+    for port, changed in json.loads(os.environ[_TURNS]):
+        chosen = TrainSettings(**{**settings.model_dump(), **changed})
         split = chosen.placement == "split"
         world = chosen.target_ranks + chosen.drafter_ranks if split else chosen.ranks or 1
-        if rank < world:
+        if int(os.environ["RANK"]) < world:
             os.environ |= {"WORLD_SIZE": str(world), "MASTER_PORT": port}
-            cards[name] = run(chosen)
-    return cards
+            run(chosen)
+    return {}
 
 
 def be_killed(settings: TrainSettings) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Promises of the loop: one mean however a step is cut, float32 masters that move, bad steps skipped, overfitting."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from draftmill.train.batches import Batch, pack  # noqa: E402
 from draftmill.train.features import TargetFeatures  # noqa: E402
 from draftmill.train.loop import DivergedError, LossOf, Schedule, train  # noqa: E402
 from draftmill.train.metrics import StepSums  # noqa: E402
-from draftmill.train.ranks import alone  # noqa: E402
+from draftmill.train.ranks import Layout, Ranks, alone  # noqa: E402
 from draftmill.train.rows import PlannedRow  # noqa: E402
 from draftmill.train.samples import Sample  # noqa: E402
 from draftmill.train.start import initial_drafter  # noqa: E402
@@ -194,3 +195,36 @@ def test_a_drafter_trained_to_the_end_on_one_sample_drafts_it_in_full_blocks(tar
         emitted.append(1 + num_accepted(draft, ids[at + 1 :].tolist()))
         at += emitted[-1]
     assert emitted == [shape.block_size] * len(emitted) and len(emitted) >= 4
+
+
+def test_a_micro_batch_of_which_nothing_is_learnt_weighs_nothing(target: Target) -> None:
+    chosen = settings()
+    together, whole, idle = start(target, chosen), start(target, chosen), start(target, chosen)
+    good, empty = (batch_of(target, together, [doc], 6) for doc in documents(2, 40))
+    empty = replace(empty, supervised_NJ=torch.zeros_like(empty.supervised_NJ))
+    sums = run_steps(together, chosen, [[good, empty]], target), run_steps(whole, chosen, [[good]], target)
+    assert sums[0][0].loss == sums[1][0].loss
+    assert all(
+        torch.equal(p, q) for p, q in zip(together.drafter.parameters(), whole.drafter.parameters(), strict=True)
+    )
+    before = [p.clone() for p in idle.drafter.parameters()]
+    run_steps(idle, chosen, [[empty]], target)
+    assert all(torch.equal(p, q) for p, q in zip(idle.drafter.parameters(), before, strict=True))
+    assert (idle.position.num_bad, idle.position.step) == (0, 1)
+
+
+def test_the_weights_of_all_ranks_are_compared_after_every_epoch(target: Target) -> None:
+    chosen, compared = settings(), []
+    run = start(target, chosen)
+    batch = batch_of(target, run, documents(1, 30), 4)
+    rows = [[PlannedRow(epoch, (0,), (1,)) for epoch in epochs] for epochs in ((0, 0), (0, 1), (1, 1), (2, 2))]
+
+    class Watching(Ranks):
+        def check_equal(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+            assert [id(p) for p in parameters] == [id(p) for p in run.drafter.parameters()]
+            compared.append(run.position.step)
+
+    ranks = Watching(Layout(1, 1, is_split=False), 0, target.device, None)
+    schedule = Schedule(4, lambda step: rows[step], lambda row: batch, loss_of(target, run, chosen), ranks)
+    train(run, schedule, chosen, lambda *_: None)
+    assert compared == [1, 3, 4]

@@ -8,13 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
-from torch.distributed import TCPStore  # noqa: E402
 
 from draftmill.storage.checkpoints import step_folder  # noqa: E402
-from draftmill.train.launch import HOST, start_ranks  # noqa: E402
-from draftmill.train.layout import Layout  # noqa: E402
 from draftmill.train.run import run  # noqa: E402
-from small_run import NUM_STEPS, PLACEMENTS, PORTS, SAVE_EVERY, run_placements, small_settings, write_small_run  # noqa: E402
+from small_run import NUM_STEPS, PLACEMENTS, SAVE_EVERY, run_in_turn, small_settings, write_small_run  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -29,10 +26,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_small_run(tmp_path_factory.mktemp("placement"))
     run(small_settings(folder, folder / "alone", **HARD))
     stop_at(folder / "alone", folder / "gone on by 2+2", SAVE_EVERY)
-    stores = [TCPStore(HOST, 0, is_master=True, wait_for_workers=False) for _ in PLACEMENTS]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(PORTS, " ".join(str(store.port) for store in stores))
-        start_ranks(run_placements, small_settings(folder, folder, **HARD), Layout(4, 4, is_split=False))
+    turns = [{**changed, "output": (str(folder / name),)} for name, changed in PLACEMENTS.items()]
+    run_in_turn(small_settings(folder, folder, **HARD), 4, turns)
     return folder
 
 

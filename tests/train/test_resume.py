@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from draftmill.storage.checkpoints import MARKER_FILE, find_checkpoint, step_fol
 from draftmill.storage.store import open_store  # noqa: E402
 from draftmill.train.run import run  # noqa: E402
 from sample_sets import GivenSample, write_samples  # noqa: E402
-from small_run import small_settings  # noqa: E402
+from small_run import small_settings, train_command  # noqa: E402
 from tiny import write_tiny_target  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -96,9 +95,7 @@ def test_a_run_put_back_to_any_checkpoint_ends_in_the_same_bytes(folder: Path, u
 
 def test_a_process_interrupted_and_then_killed_ends_in_the_same_bytes(folder: Path, undisturbed: Path) -> None:
     output = folder / "killed"
-    given = settings(folder, output).model_dump(exclude_defaults=True, exclude={"output"})
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    command = [sys.executable, "-m", "draftmill", "train", *flags, f"--output={output}"]
+    command = train_command(settings(folder, output))
     for step, ending in ((4, signal.SIGTERM), (8, signal.SIGKILL)):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             _wait_for(output / step_folder(step) / MARKER_FILE, process)

@@ -4,28 +4,31 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 from draftmill.chat.chat import open_chat
 from draftmill.contracts.errors import DataGateError, RecipeError, StorageError
-from draftmill.settings.train import TrainSettings
 from draftmill.storage.waiting import StalledError
-from draftmill.train.data import open_input, read_data
+from draftmill.train.data import open_input
 from draftmill.train.run import run
-from sample_sets import GivenSample, Producer
-from small_run import small_settings
+from sample_sets import Producer
+from small_stream import (
+    NUM_PARTS,
+    NUM_SAMPLES,
+    SAMPLES,
+    first_step_of,
+    producer,
+    run_on_the_finished_set,
+    steps_in,
+    weights,
+)
+from small_stream import stream_settings as settings
 from tiny import write_tiny_target
 
 pytestmark = pytest.mark.torch
 
-NUM_PARTS, NUM_SAMPLES, MASK_ID = 5, 15, 270
-rng = np.random.default_rng(1)
-SAMPLES: list[GivenSample] = [
-    (f"s{i}", rng.integers(0, 256, n).tolist(), [t >= n // 3 for t in range(n)])
-    for i, n in enumerate(rng.integers(15, 60, NUM_SAMPLES).tolist())
-]
+MASK_ID = 270
 
 
 @pytest.fixture(scope="module")
@@ -41,28 +44,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def settings(target: Path, samples: Path | str, output: Path, **changed: object) -> TrainSettings:
-    chosen = {"rows_per_step": 1, "num_steps": 16, "save_every": 5, "keep_checkpoints": 9, "stall_timeout_s": 60}
-    there = small_settings(target.parent, output, **{**chosen, **changed}).model_dump()
-    return TrainSettings(**{**there, "input": str(samples), "target": str(target)})
-
-
-def producer(target: Path, place: Path | str) -> Producer:
-    return Producer(place, SAMPLES, open_chat(target).tokenizer_hash, NUM_PARTS)
-
-
-def weights(output: Path) -> dict[str, bytes]:
-    found = output.glob("checkpoints/*/*.safetensors")
-    return {str(path.relative_to(output)): path.read_bytes() for path in found}
-
-
 @pytest.fixture(scope="module")
 def undisturbed(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on the finished set: all of its first epoch, and some of its second."""
-    place = tmp_path_factory.mktemp("undisturbed")
-    producer(target, place / "samples").finish()
-    run(settings(target, place / "samples", place / "run"))
-    return place / "run"
+    return run_on_the_finished_set(target, tmp_path_factory.mktemp("undisturbed"))
 
 
 def test_a_run_that_starts_before_the_first_part_is_the_run_on_the_finished_set(
@@ -93,30 +77,24 @@ def test_a_maker_that_stops_leaves_a_checkpoint_and_the_rerun_on_the_finished_se
     short = settings(target, tmp_path / "samples", tmp_path / "run", stall_timeout_s=0.3)
     with pytest.raises(StalledError, match=r"part-00002 of .* is awaited .*3 of 5 parts are there"):
         run(short)
-    first_of_part_2 = first_step_of(short, 2, making)
+    making.publish(2)
+    first_of_part_2 = first_step_of(short, 2)
     assert steps_in(tmp_path / "run")[-1] == first_of_part_2, "what was trained so far is kept, to the last step"
     making.finish()
     behind = tmp_path / "samples" / "part-00001.arrow"
     behind.rename(tmp_path / behind.name)  # lies behind the position: is not read again before the second epoch
     with pytest.raises(StorageError, match=r"part-00001\.arrow is missing"):
         run(settings(target, tmp_path / "samples", tmp_path / "run"))
-    assert steps_in(tmp_path / "run")[-1] > first_of_part_2
+    assert steps_in(tmp_path / "run")[-1] == num_lines(tmp_path / "run") > first_of_part_2
     (tmp_path / behind.name).rename(behind)
     run(settings(target, tmp_path / "samples", tmp_path / "run"))
     expected, found = weights(undisturbed), weights(tmp_path / "run")
     assert {name: data for name, data in found.items() if name in expected} == expected
 
 
-def steps_in(output: Path) -> list[int]:
-    """The steps of a run's checkpoints."""
-    return sorted(int(path.name[-8:]) for path in (output / "checkpoints").iterdir())
-
-
-def first_step_of(chosen: TrainSettings, part: int, making: Producer) -> int:
-    """The first step that reads from a part."""
-    making.publish(part)
-    data = read_data(chosen, open_input(chosen), Path(chosen.target))
-    return next(step for step in range(chosen.num_steps or 0) if data.rows.parts_reached(step + 1) == part + 1)
+def num_lines(output: Path) -> int:
+    """The steps that a run has told of."""
+    return len((output / "metrics.jsonl").read_text().splitlines())
 
 
 def test_a_part_that_the_gate_refuses_stops_the_run_and_is_named(target: Path, tmp_path: Path) -> None:

@@ -35,8 +35,9 @@ METHOD = "forkserver"
 # What every rank would import for itself when it loads its target: 5 CPU-seconds each.
 PRELOADED = ("transformers.modeling_utils", "transformers.masking_utils", "transformers.generation.utils")
 HOST = "127.0.0.1"
-# A rank that is asked to end may be writing a checkpoint (30 s are torch's own limit where another rank has failed).
-LAST_WORDS_S = 45.0
+# A rank 0 that is asked to end may be writing a checkpoint (30 s are torch's own limit where another rank has failed).
+# The others keep nothing. One that hangs is ended earlier: rank 0 may be waiting for it inside gloo, and notices then.
+LAST_WORDS_S, LAST_STEP_S = 45.0, 20.0
 _SIGNALLED = (-signal.SIGTERM, -signal.SIGINT)
 
 Story = Callable[[TrainSettings], dict[str, Any]]
@@ -114,15 +115,21 @@ def _wait(context: ProcessContext) -> None:
 
 
 def _end(processes: Sequence[BaseProcess]) -> None:
-    """Asks the ranks to end, and ends those that do not."""
+    """Asks the ranks to end, and ends those that do not; rank 0 last."""
+    asked = time.monotonic()
     for process in processes:
         process.terminate()
-    until = time.monotonic() + LAST_WORDS_S
-    for process in processes:
-        process.join(max(0.0, until - time.monotonic()))
-    for process in processes:
-        process.kill()
-        process.join()
+    writer, *others = processes
+    for process in others:
+        _see_off(process, asked + LAST_STEP_S)
+    _see_off(writer, asked + LAST_WORDS_S)
+
+
+def _see_off(process: BaseProcess, until: float) -> None:
+    """Waits until the process has ended, and ends it then."""
+    process.join(max(0.0, until - time.monotonic()))
+    process.kill()
+    process.join()
 
 
 def _culprit(call: _Call, ended: Sequence[int], first: int) -> RankFailedError:
