@@ -85,7 +85,7 @@ def run_in_turn(settings: TrainSettings, num_ranks: int, turns: Sequence[dict[st
     from torch.distributed import TCPStore
 
     from draftmill.train.launch import HOST, start_ranks
-    from draftmill.train.ranks import Layout
+    from draftmill.train.layout import Layout
 
     stores = [TCPStore(HOST, 0, is_master=True, wait_for_workers=False) for _ in turns]  # a store serves one world only
     ports = [str(store.port) for store in stores]

@@ -124,7 +124,7 @@ def test_what_another_try_cannot_mend_is_raised_at_once_as_it_is(failure: Except
 def test_a_failure_of_no_store_is_not_waited_for():
     clock, tries = Clock(), []
 
-    def fail(error: Exception) -> None:
+    def fail(error: BaseException) -> None:
         tries.append(error)
         raise error
 

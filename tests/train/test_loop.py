@@ -21,9 +21,10 @@ from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.train.anchors import draw_anchors  # noqa: E402
 from draftmill.train.batches import Batch, pack  # noqa: E402
 from draftmill.train.features import TargetFeatures  # noqa: E402
+from draftmill.train.layout import Layout  # noqa: E402
 from draftmill.train.loop import DivergedError, LossOf, Schedule, train  # noqa: E402
 from draftmill.train.metrics import StepSums  # noqa: E402
-from draftmill.train.ranks import Layout, Ranks, alone  # noqa: E402
+from draftmill.train.ranks import Ranks, alone  # noqa: E402
 from draftmill.train.rows import PlannedRow  # noqa: E402
 from draftmill.train.samples import Sample  # noqa: E402
 from draftmill.train.start import initial_drafter  # noqa: E402
@@ -224,7 +225,7 @@ def test_the_weights_of_all_ranks_are_compared_after_every_epoch(target: Target)
             assert [id(p) for p in parameters] == [id(p) for p in run.drafter.parameters()]
             compared.append(run.position.step)
 
-    ranks = Watching(Layout(1, 1, is_split=False), 0, target.device, None)
+    ranks = Watching(Layout(1, 1, is_split=False), 0, (target.device,), None)
     schedule = Schedule(4, lambda step: rows[step], lambda row: batch, loss_of(target, run, chosen), ranks)
     train(run, schedule, chosen, lambda *_: None)
     assert compared == [1, 3, 4]

@@ -14,7 +14,7 @@ from draftmill.storage.growing import GrowingSet, open_growing
 from draftmill.storage.patience import Patiently
 from draftmill.storage.waiting import Waiting
 from draftmill.train.gate import GatedSamples, check_tokenizer, gate, vocabulary_of
-from draftmill.train.ranks import layout_of
+from draftmill.train.layout import layout_of
 from draftmill.train.rows import RowPlan
 from draftmill.train.samples import SampleSet
 
