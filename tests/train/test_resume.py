@@ -11,9 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from draftmill.chat.chat import open_chat  # noqa: E402
-from draftmill.contracts.errors import RecipeError  # noqa: E402
+from draftmill.contracts.errors import RecipeError, StorageError  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.storage.checkpoints import MARKER_FILE, find_checkpoint, step_folder, steps_on  # noqa: E402
+from draftmill.storage.lock import sole_writer  # noqa: E402
 from draftmill.storage.store import open_store  # noqa: E402
 from draftmill.train.run import run  # noqa: E402
 from sample_sets import GivenSample, write_samples  # noqa: E402
@@ -144,6 +145,13 @@ def test_the_card_counts_every_sample(folder: Path, undisturbed: Path) -> None:
 def test_other_settings_do_not_go_on_in_the_same_output(folder: Path, undisturbed: Path) -> None:
     with pytest.raises(RecipeError, match=r"lr was 0.002, is 0.001"):
         run(settings(folder, undisturbed, lr=1e-3))
+
+
+def test_a_run_is_refused_while_another_writes_there_and_changes_nothing(folder: Path) -> None:
+    output = folder / "held"
+    with sole_writer([str(output)]), pytest.raises(StorageError, match="is being written by another run"):
+        run(settings(folder, output))
+    assert not list(output.iterdir())
 
 
 def test_features_kept_in_memory_survive_a_resume_bit_for_bit(folder: Path) -> None:

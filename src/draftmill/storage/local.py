@@ -16,6 +16,8 @@ from draftmill.contracts.cards import InputFile
 from draftmill.contracts.errors import StorageError
 
 STAT = "stat:"
+LOCK_FILE = ".draftmill-lock"
+"""Who writes to the folder now (`lock.py`); no part of what it holds."""
 _DRAFT = ".tmp-"
 _IS_DRAFT = re.compile(r"\.tmp-[^/]+-[0-9]+$")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -29,7 +31,7 @@ def list_folder(folder: Path) -> list[InputFile]:
     """
     found = []
     for place, names in _places(folder):
-        for path in (Path(place, name) for name in names if not is_draft(name)):
+        for path in (Path(place, name) for name in names if not is_draft(name) and name != LOCK_FILE):
             key = _sayable(path.relative_to(folder).as_posix(), folder)
             if not stat.S_ISREG(_stat(path).st_mode):
                 raise StorageError(f"{path} is neither a file nor a folder; remove it, or name another folder")

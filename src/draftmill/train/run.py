@@ -6,6 +6,7 @@ import msgspec
 
 from draftmill.contracts.cards import Plan, canonical_json
 from draftmill.settings.train import TrainSettings
+from draftmill.storage.lock import sole_writer
 from draftmill.storage.models import locate
 from draftmill.storage.patience import Patiently
 from draftmill.storage.provenance import Stopwatch
@@ -31,8 +32,10 @@ def run(settings: TrainSettings) -> dict[str, Any]:
         return preview(settings, plan, read_data(settings, parts, folder))
     layout = layout_of(settings)
     if layout.world > 1 and started_ranks() is None:
-        return _finished(open_set_writer(settings.output, plan)) or start_ranks(run, settings, layout)
-    with joined(settings) as ranks:
+        with sole_writer(settings.output):  # until then; rank 0 holds it from its own start on
+            card = _finished(open_set_writer(settings.output, plan))
+        return card or start_ranks(run, settings, layout)
+    with joined(settings) as ranks, sole_writer(settings.output if ranks.is_writer else ()):
         writer = open_set_writer(settings.output, plan) if ranks.is_writer else None
         if (card := ranks.tell(writer and _finished(writer))) is not None:
             return card
