@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from draftmill.contracts.cards import Plan, make_card
 from draftmill.contracts.errors import InputError, StorageError
 from draftmill.storage.checkpoints import (
     MARKER_FILE,
@@ -15,7 +16,9 @@ from draftmill.storage.checkpoints import (
     remove_checkpoints,
     step_folder,
     steps_on,
+    sweep_checkpoints,
 )
+from draftmill.storage.sets import open_set_writer
 from draftmill.storage.store import Store, open_store
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "optimizer.safetensors": b"moments"}
@@ -70,6 +73,49 @@ def test_a_url_may_be_a_checkpoint_or_an_exported_folder(tmp_path: Path) -> None
 def test_a_folder_without_checkpoints_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"steps there: none.*draftmill train"):
         find_checkpoint(str(tmp_path))
+
+
+def test_a_broken_marker_of_a_folder_named_directly_is_told(tmp_path: Path) -> None:
+    run_with(str(tmp_path), 5)
+    (tmp_path / step_folder(5) / MARKER_FILE).write_text('{"step"')
+    with pytest.raises(InputError, match="no marker of a checkpoint"):
+        find_checkpoint(str(tmp_path / step_folder(5)))
+
+
+def test_a_checkpoint_of_another_plan_is_not_the_runs(tmp_path: Path) -> None:
+    plan = Plan(room="train", recipe={}, inputs=(), parts=())
+    store = open_set_writer([str(tmp_path)], plan).stores[0]
+    put_checkpoint((store,), 5, plan.hash, FILES)
+    put_checkpoint((store,), 9, "another", FILES)
+    assert find_checkpoint(str(tmp_path)) == tmp_path / step_folder(5)
+    with pytest.raises(InputError, match="no complete checkpoint of step 9"):
+        find_checkpoint(str(tmp_path), 9)
+
+
+def test_a_finished_run_is_not_taken_at_an_older_step_than_its_card_says(tmp_path: Path) -> None:
+    plan = Plan(room="train", recipe={}, inputs=(), parts=())
+    writer = open_set_writer([str(tmp_path)], plan)
+    for step in (5, 9):
+        put_checkpoint(writer.stores, step, plan.hash, FILES)
+    writer.finish(make_card("train", plan, (), {"num_steps": 9}, {}))
+    assert find_checkpoint(str(tmp_path)) == tmp_path / step_folder(9)
+    remove_checkpoints(writer.stores[0], [9])
+    with pytest.raises(StorageError, match=r"step 9, with which the run ended.*checkpoints/step-00000005"):
+        find_checkpoint(str(tmp_path))
+    assert find_checkpoint(str(tmp_path / step_folder(5))) == tmp_path / step_folder(5)
+
+
+def test_what_is_no_checkpoint_among_them_is_left_alone(tmp_path: Path) -> None:
+    store = run_with(str(tmp_path), 5)
+    place = tmp_path / "checkpoints"
+    (place / ".DS_Store").write_bytes(b"")
+    (place / "step-00000007").write_bytes(b"")
+    (place / "link").symlink_to(tmp_path / "nowhere")
+    (place / "step-00000009").mkdir()
+    sweep_checkpoints(store)
+    assert {path.name for path in place.iterdir()} == {".DS_Store", "step-00000005", "step-00000007", "link"}
+    (place / "link").unlink()
+    assert find_checkpoint(str(tmp_path)) == tmp_path / step_folder(5)
 
 
 def test_removed_checkpoints_are_gone_and_the_others_stand(tmp_path: Path) -> None:

@@ -104,6 +104,13 @@ def test_a_log_taken_up_again_holds_every_step_once(tmp_path: Path) -> None:
     assert store.get(METRICS_FILE) == b'{"step":1}\n{"step":2}\n{"step":3}\n'
 
 
+def test_a_log_that_others_wrote_to_holds_every_step_once_and_nothing_else(tmp_path: Path) -> None:
+    lines = [b'{"step":1}', b"hello", b'{"step":2,"loss":1}', b"[1]", b'{"a":1}', b'{"step":2,"loss":2}', b"\xff", b""]
+    (tmp_path / METRICS_FILE).write_bytes(b"\n".join(lines) + b'\n{"step":0}\n{"step":1,"loss":3}\n')
+    log = MetricsLog((open_store(str(tmp_path)),), 2)
+    assert log.records() == [{"step": 1, "loss": 3}, {"step": 2, "loss": 2}]
+
+
 def test_a_disk_without_room_for_a_line_is_told(tmp_path: Path) -> None:
     log = MetricsLog((open_store(str(tmp_path)),), 0)
     log.append({"step": 1})

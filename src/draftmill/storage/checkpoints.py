@@ -13,11 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from draftmill.contracts.cards import canonical_json
+from draftmill.contracts.cards import PLAN_FILE, canonical_json
 from draftmill.contracts.errors import InputError, StorageError
 from draftmill.storage.cache import cache_folder
 from draftmill.storage.local import sweep_drafts, write_atomically
 from draftmill.storage.models import CONFIG_FILE
+from draftmill.storage.sets import card_at, plan_at
 from draftmill.storage.store import Store, open_store, sha256_of
 
 CHECKPOINTS = "checkpoints"
@@ -71,13 +72,15 @@ def steps_on(store: Store) -> list[int]:
 def find_marker(store: Store, step: int) -> Marker | None:
     """The marker of a step; None where there is none, or where it is not a marker of that step."""
     data = store.find(f"{step_folder(step)}/{MARKER_FILE}")
-    if data is None:
-        return None
+    marker = None if data is None else _decoded(data)
+    return marker if marker is not None and marker.step == step else None
+
+
+def _decoded(data: bytes) -> Marker | None:
     try:
-        marker = msgspec.json.decode(data, type=Marker)
+        return msgspec.json.decode(data, type=Marker)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return marker if marker.step == step else None
 
 
 def read_checkpoint(store: Store, marker: Marker) -> dict[str, bytes] | None:
@@ -102,7 +105,8 @@ def holds_checkpoint(store: Store, marker: Marker) -> bool:
 def sweep_checkpoints(store: Store) -> None:
     """Removes what processes of this host that are gone have left half-written in the folders of a local run."""
     if store.folder is not None:
-        for folder in (store.folder / CHECKPOINTS).glob("*"):
+        entries = (store.folder / CHECKPOINTS).glob("*")
+        for folder in (entry for entry in entries if entry.is_dir() and not entry.is_symlink()):
             sweep_drafts(folder)
             if not any(folder.iterdir()):
                 folder.rmdir()
@@ -121,20 +125,40 @@ def find_checkpoint(url: str, step: int | None = None) -> Path:
     """A local folder with the newest complete checkpoint of the run at `url`, or with that of `step`, checked.
 
     `url` may itself be a checkpoint or an exported drafter (a folder with config.json and model.safetensors).
-    Checkpoints on an object store are fetched into the cache, without what only training on needs.
+    Checkpoints on an object store are fetched into the cache, without what only training on needs. Checkpoints of
+    another plan than the run's are nobody's; StorageError where the newest is older than the run's card says.
     """
     store = open_store(url)
     if store.find(MARKER_FILE) is None and store.find(CONFIG_FILE) is not None:
         return _exported(store)
     if (data := store.find(MARKER_FILE)) is not None:
-        return _local(store, "", msgspec.json.decode(data, type=Marker))
+        if (marker := _decoded(data)) is None:
+            raise InputError(f"{store.url}/{MARKER_FILE} is no marker of a checkpoint: it was cut or changed")
+        return _local(store, "", marker)
+    plan = None if store.find(PLAN_FILE) is None else plan_at(store, "train").hash
     steps = [s for s in reversed(steps_on(store)) if step is None or s == step]
     for candidate in steps:
-        if (marker := find_marker(store, candidate)) is not None:
+        marker = find_marker(store, candidate)
+        if marker is not None and plan in (None, marker.plan):
+            if step is None:
+                _refuse_older_than_card(store, marker)
             return _local(store, f"{step_folder(candidate)}/", marker)
     there = ", ".join(map(str, steps_on(store))) or "none"
     wanted = "checkpoint" if step is None else f"checkpoint of step {step}"
     raise InputError(f"{url} holds no complete {wanted} (steps there: {there}); run its draftmill train again")
+
+
+def _refuse_older_than_card(store: Store, newest: Marker) -> None:
+    """A finished run is taken at its end, or not by its own name."""
+    card = card_at(store)
+    if card is None or card.content.get("plan") != newest.plan:
+        return
+    last = card.content["num_steps"]
+    if newest.step < last:
+        raise StorageError(
+            f"{store.url}: the checkpoint of step {last}, with which the run ended, is gone or has no marker that "
+            f"fits; run its draftmill train again, or name an older one's folder ({step_folder(newest.step)})"
+        )
 
 
 def _local(store: Store, prefix: str, marker: Marker) -> Path:

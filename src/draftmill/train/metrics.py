@@ -7,7 +7,7 @@ whose most likely token is the label. What serving sees starts at an answer's fi
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -233,6 +233,16 @@ class MetricsLog:
 
 
 def _lines_until(data: bytes, step: int) -> list[bytes]:
-    whole = data[: data.rfind(b"\n") + 1]
-    lines = [line + b"\n" for line in whole.split(b"\n") if line]
-    return [line for line in lines if msgspec.json.decode(line)["step"] <= step]
+    """The lines of the steps until `step`, in order: the last one of each, without what is no step's line."""
+    found = {}
+    for line in data[: data.rfind(b"\n") + 1].split(b"\n"):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            if 0 < (at := msgspec.json.decode(line, type=_Line).step) <= step:
+                found[at] = line + b"\n"
+    return [line for _, line in sorted(found.items())]
+
+
+class _Line(msgspec.Struct):
+    """What a line is known by."""
+
+    step: int
