@@ -1,15 +1,28 @@
 """Ranks end together: the one that fell first is named, and the command exits as that rank would have by itself."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("torch")
 from draftmill.settings.train import TrainSettings
 from draftmill.train.launch import RankFailedError, Story, start_ranks
 from draftmill.train.layout import Layout
-from small_run import be_killed, blame_another, differ, fall_over, refuse, say, say_nothing
+from small_run import (
+    be_killed,
+    blame_another,
+    differ,
+    fall_over,
+    refuse,
+    say,
+    say_nothing,
+    small_settings,
+    write_small_run,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -52,3 +65,22 @@ def test_a_rank_that_lives_and_says_nothing_is_waited_for_as_long_as_is_set() ->
     settings = SETTINGS.model_copy(update={"placement": "split", "drafter_ranks": 2, "rank_timeout_s": 15})
     with pytest.raises(RankFailedError, match=r"lost another rank while figures are added up"):
         start_ranks(say_nothing, settings, SPLIT)
+
+
+def test_ranks_do_not_outlive_a_launcher_that_is_killed(tmp_path: Path) -> None:
+    settings = small_settings(write_small_run(tmp_path), tmp_path / "run", ranks=2, num_steps=100_000)
+    chosen = settings.model_dump(exclude_defaults=True) | {"output": str(tmp_path / "run")}
+    flags = [word for name, value in chosen.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    launcher = psutil.Popen([sys.executable, "-m", "draftmill.cli", "train", *flags], stderr=subprocess.DEVNULL)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not metrics.is_file():
+        assert launcher.poll() is None, "the run begins"
+        time.sleep(0.1)
+    family = launcher.children(recursive=True)
+    assert len(family) >= 3, "a fork server and two ranks"
+    launcher.kill()
+    launcher.wait()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    for process in alive:
+        process.kill()
+    assert not alive

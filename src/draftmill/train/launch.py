@@ -2,13 +2,15 @@
 
 Ranks are forked from a server process that has loaded torch once and done nothing else, and find the same environment
 that torchrun gives (RANK, WORLD_SIZE, a store at MASTER_ADDR), so that several hosts by torchrun are the same to them.
-When one ends badly the others are asked to end, then ended; the first to fall is the one that is named.
+When one ends badly the others are asked to end, then ended; the first to fall is the one that is named. Ranks whose
+launcher is gone, however it went, end as if it had asked them.
 """
 
 import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -158,12 +160,24 @@ def _outcome(call: _Call, rank: int) -> _Outcome:
     return _Outcome()
 
 
+def _outlive_no_launcher() -> None:
+    """Waits until the launcher is gone, killed perhaps; asks this rank to end, and ends it where it does not."""
+    # A pipe whose other end only the launcher holds. This process's parent is the fork server, which lives on with us.
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None, "ranks are started by multiprocessing"
+    launcher.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(LAST_WORDS_S)
+    os._exit(EXIT_FAILED)
+
+
 def _be_rank(rank: int, call: _Call) -> None:
     """One rank, from start to end, in a process of its own."""
     secure_streams()
     os.environ.update(call.environment, RANK=str(rank), LOCAL_RANK=str(rank))
     # Until there is something to keep, a rank that is asked to end does so at once, whatever it waits for.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_outlive_no_launcher, daemon=True).start()
     try:
         outcome = _Outcome(card=call.story(call.settings))
     except DraftmillError as error:
