@@ -1,6 +1,7 @@
 """Promises: an evaluation publishes measured prompts and a card, goes on where it was, and refuses what is not so."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,8 @@ import pytest
 from completion_sets import write_completions
 from draftmill.chat.chat import open_chat
 from draftmill.contracts.acceptance import summarize
-from draftmill.contracts.errors import DataGateError, InputError
+from draftmill.contracts.cards import PLAN_FILE, Plan, canonical_json
+from draftmill.contracts.errors import DataGateError, InputError, RecipeError
 from draftmill.contracts.rows import Row
 from draftmill.evaluate.run import run
 from draftmill.extract.target import load_target
@@ -17,6 +19,7 @@ from draftmill.model.checkpoint import drafter_files, save_drafter
 from draftmill.settings.evaluate import EvaluateSettings
 from draftmill.speculation.decode import Limits, decode_plainly
 from draftmill.storage.checkpoints import put_checkpoint
+from draftmill.storage.models import fingerprint
 from draftmill.storage.sets import open_set
 from draftmill.storage.store import open_store
 from tiny import write_tiny_target
@@ -203,3 +206,33 @@ def test_prompts_alone_are_decoded_with_an_exported_drafter(line, tmp_path):
     content = card["content"]
     assert (content["num_requests"], content["num_decoded"], content["tau_untrained"]) == (2, 2, None)
     assert len(content["left_out"]) == 2
+
+
+@pytest.mark.parametrize("named", ["", "checkpoints/step-00000008", "checkpoints/step-00000008/"])
+def test_a_drafter_of_another_target_is_refused_by_the_plan_of_its_run(line, tmp_path, named):
+    def trained_for(target: str) -> None:
+        plan = Plan(room="train", recipe={"target": target}, inputs=(), parts=())
+        (tmp_path / "run" / PLAN_FILE).write_bytes(canonical_json(plan))
+
+    shutil.copytree(line.run, tmp_path / "run")
+    asked = settings(line, tmp_path / "out", checkpoint=f"{tmp_path}/run/{named}", dry_run=True)
+    trained_for("f00d" * 16)
+    with pytest.raises(InputError, match=rf"run/{named} was trained for another target .*f00d.*{line.target} "):
+        run(asked)
+    trained_for(fingerprint(line.target))
+    assert run(asked)["left"]
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("tokenizer_config.json", {"chat_template": "{{ messages[0].content }}"}),
+        ("generation_config.json", {"eos_token_id": [65, 66]}),
+    ],
+)
+def test_another_template_or_other_stop_tokens_are_another_evaluation(line, finished, tmp_path, file, change):
+    target = shutil.copytree(line.target, tmp_path / "target")
+    (target / file).write_text(json.dumps({**json.loads((target / file).read_text()), **change}))
+    assert fingerprint(target) == fingerprint(line.target)
+    with pytest.raises(RecipeError, match=r"template_hash|stop_ids"):
+        run(settings(line, finished[0], target=str(target)))

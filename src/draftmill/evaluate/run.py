@@ -19,7 +19,6 @@ from draftmill.evaluate.sources import Sources, find_sources, share_out
 from draftmill.settings.evaluate import EvaluateSettings
 from draftmill.speculation.leak import warn_of_leak
 from draftmill.speculation.requests import read_material
-from draftmill.storage.models import fingerprint
 from draftmill.storage.provenance import Stopwatch, provenance
 from draftmill.storage.sets import SetWriter, open_set_writer
 
@@ -42,8 +41,7 @@ def run(settings: EvaluateSettings) -> dict[str, Any]:
     chat = open_chat(sources.target)
     material = read_material(settings.input, chat)
     work, left_out = share_out(material, settings, sources)
-    recipe = {**settings.model_dump(mode="json", include=CONTENT_SETTINGS), "target": fingerprint(sources.target)}
-    plan = make_plan(recipe, material, sources.files, work)
+    plan = make_plan(_recipe(settings, sources, chat), material, sources.files, work)
     if settings.dry_run:
         return preview(settings, plan)
     writer = open_set_writer(settings.output, plan)
@@ -62,6 +60,16 @@ def run(settings: EvaluateSettings) -> dict[str, Any]:
     warn_of_leak(card.content["tau"], card.content["block_size"])
     sys.stderr.write(readable(card.content, card.run["timings"]))
     return msgspec.to_builtins(card)
+
+
+def _recipe(settings: EvaluateSettings, sources: Sources, chat: Chat) -> dict[str, Any]:
+    """What the figures follow from: settings, the target, how it is spoken to and what ends its answers."""
+    return {
+        **settings.model_dump(mode="json", include=CONTENT_SETTINGS),
+        "target": sources.target_fingerprint,
+        "template_hash": chat.template_hash,
+        "stop_ids": sorted(chat.stop_ids),
+    }
 
 
 def _measure(writer: SetWriter, work: Work, sources: Sources, chat: Chat, settings: EvaluateSettings) -> None:

@@ -1,18 +1,20 @@
 """Where the models of an evaluation lie and what identifies them, found without loading any of them."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from draftmill.contracts.cards import Dropped, InputFile
+from draftmill.contracts.cards import PLAN_FILE, Dropped, InputFile
 from draftmill.contracts.errors import InputError
 from draftmill.evaluate.parts import Work
 from draftmill.model.shape import DrafterShape
 from draftmill.settings.evaluate import EvaluateSettings
 from draftmill.speculation.requests import Material, Request, choose
 from draftmill.storage.checkpoints import (
+    CHECKPOINTS,
     CONFIG_FILE,
     MARKER_FILE,
     WEIGHTS_FILE,
@@ -21,10 +23,13 @@ from draftmill.storage.checkpoints import (
     find_marker,
 )
 from draftmill.storage.fetch import SHA256
-from draftmill.storage.models import locate, read_config, text_config
-from draftmill.storage.store import open_store, sha256_of
+from draftmill.storage.models import fingerprint, locate, read_config, text_config
+from draftmill.storage.sets import plan_at
+from draftmill.storage.store import is_there, open_store, sha256_of
 
 TOKENIZER_FILE = "tokenizer.json"
+# A checkpoint named by its own folder: what stands before this is its run.
+_IN_RUN = re.compile(rf"/{CHECKPOINTS}/step-\d+/*$")
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class Sources:
     """The models' folders; `untrained` is the run's step 0, where it is wanted and still there."""
 
     target: Path
+    target_fingerprint: str
     drafter: Path
     untrained: Path | None
     shape: DrafterShape
@@ -54,18 +60,37 @@ def _identified(role: str, path: Path) -> InputFile:
 
 
 def find_sources(target: str, checkpoint: str, with_untrained: bool) -> Sources:
-    """The folders of target, drafter and untrained drafter; checkpoints are checked against their markers."""
+    """The folders of target, drafter and untrained drafter; checkpoints are checked against their markers.
+
+    InputError where the drafter was trained for another target.
+    """
     folder = locate(target)
+    identity = fingerprint(folder)
+    _refuse_another_target(checkpoint, folder, identity)
     drafter = find_checkpoint(checkpoint)
     marker = drafter / MARKER_FILE
     return Sources(
         target=folder,
+        target_fingerprint=identity,
         drafter=drafter,
         untrained=_untrained(checkpoint) if with_untrained else None,
         shape=DrafterShape.from_config(read_config(drafter), str(drafter / CONFIG_FILE)),
         step=msgspec.json.decode(marker.read_bytes(), type=Marker).step if marker.is_file() else None,
         max_positions=_max_positions(folder),
     )
+
+
+def _refuse_another_target(checkpoint: str, folder: Path, identity: str) -> None:
+    """InputError where the plan of the checkpoint's run names another target; an exported drafter has no plan."""
+    run = _IN_RUN.sub("", checkpoint)
+    if not is_there(run) or (store := open_store(run)).find(PLAN_FILE) is None:
+        return
+    trained_for = plan_at(store, "train").recipe.get("target")
+    if trained_for != identity:
+        raise InputError(
+            f"{checkpoint} was trained for another target (its plan says {str(trained_for)[:12]}…) than the one in "
+            f"{folder} ({identity[:12]}…): config.json or weights differ; name the target that it was trained for"
+        )
 
 
 def _untrained(checkpoint: str) -> Path | None:
