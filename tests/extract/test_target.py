@@ -45,6 +45,56 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         load_target(tmp_path)
 
 
+@pytest.mark.parametrize("num_kept", [0, 1000])
+def test_weights_that_are_cut_are_refused(tmp_path: Path, num_kept: int) -> None:
+    weights = write_tiny_target(tmp_path, num_layers=1) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:num_kept])
+    with pytest.raises(InputError, match=f"{tmp_path} cannot be loaded .*SafetensorError"):
+        load_target(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"num_hidden_layers": "four"}, "expected int, got str"),
+        ({"hidden_size": 33}, "not a multiple"),
+        ({"rope_parameters": {"rope_type": "none such", "rope_theta": 1e4}}, "none such"),
+        ({"hidden_act": "none such"}, "none such"),
+        ({"vocab_size": 0}, "Padding_idx"),
+        ({"text_config": 5}, "AttributeError"),
+        ({"quantization_config": 5}, "AttributeError"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused_with_the_reason(
+    tmp_path: Path, change: dict[str, object], reason: str
+) -> None:
+    _change_config(write_tiny_target(tmp_path, num_layers=1), change)
+    with pytest.raises(InputError, match=f"{tmp_path} cannot be loaded .*{reason}"):
+        load_target(tmp_path)
+
+
+def test_layers_that_the_config_does_not_count_are_refused_but_for_those_that_draft(tmp_path: Path) -> None:
+    _change_config(write_tiny_target(tmp_path, num_layers=3), {"num_hidden_layers": 2})
+    with pytest.raises(InputError, match=r"weights of decoder layer 2, but its config\.json counts 2 layers"):
+        load_target(tmp_path)
+    _change_config(tmp_path, {"num_nextn_predict_layers": 1})
+    assert load_target(tmp_path).num_layers == 2
+
+
+def test_weights_of_a_vision_tower_and_of_drafting_layers_are_no_decoder_layers(tmp_path: Path) -> None:
+    folder = write_tiny_target(tmp_path, num_layers=2)
+    weights = load_file(folder / "model.safetensors")
+    others = ("mtp.layers.9.q.weight", "model.visual.blocks.9.q.weight", "vision_tower.encoder.layers.9.q.weight")
+    save_file(weights | {name: torch.ones(1) for name in others}, folder / "model.safetensors", {"format": "pt"})
+    assert load_target(folder).num_layers == 2
+
+
+def _change_config(folder: Path, change: dict[str, object]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+
+
 def test_an_unknown_architecture_is_refused_with_what_was_looked_for() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 

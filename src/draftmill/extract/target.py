@@ -4,12 +4,17 @@ Where they lie is the family's (`families.py`). A folder of a vision-language wr
 Weights stay in the precision they are served in (`quantized.py`).
 """
 
+import pickle
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils.logging import disable_progress_bar
@@ -23,6 +28,15 @@ from draftmill.storage.models import read_config
 Pretrained = Any
 # Packages whose kernels linear attention needs on CUDA; without them transformers falls back to a slow loop.
 HYBRID_PACKAGES = ("fla", "causal_conv1d")
+# What transformers 5.24 ends in for a config that makes no sense (heads of 0 channels, an unknown rope_type, a word
+# where a number belongs) and for weights that are cut, besides its own explained ValueErrors. There is no common base.
+_UNLOADABLE = (
+    *(ImportError, OSError, RuntimeError, ValueError),
+    *(StrictDataclassError, SafetensorError, pickle.UnpicklingError, EOFError),
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, TypeError),
+)
+# A decoder layer's weights, in a causal LM or in a wrapper's language model; neither vision towers nor `mtp.layers`.
+_LAYER = re.compile(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -92,16 +106,35 @@ def load_target(folder: Path, dtype: torch.dtype = torch.float32) -> Target:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
-    except (ImportError, OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{folder} cannot be loaded as a causal language model: {error}") from error
+    except _UNLOADABLE as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise InputError(
+            f"{folder} cannot be loaded as a causal language model ({reason}): look at its config.json, or fetch its "
+            "files again"
+        ) from error
     model, report = loaded
     # transformers fills what a checkpoint lacks with random numbers; such a target would train a drafter for nobody.
     if lacking := sorted(report["missing_keys"]):
         raise InputError(f"{folder} lacks {len(lacking)} of the target's weights, among them {lacking[:3]}")
     refuse_dequantized(str(folder), declared, model)
     target = freeze(model)
+    _refuse_unused_layers(folder, target, report["unexpected_keys"])
     unpack(model)
     return target
+
+
+def _refuse_unused_layers(folder: Path, target: Target, unused: Sequence[str]) -> None:
+    """InputError where the weights hold decoder layers beyond those that the config counts: another model's.
+
+    Layers that draft (`num_nextn_predict_layers`) may stand behind the last one, and are dropped rightly.
+    """
+    behind = target.num_layers + int(target.config.to_dict().get("num_nextn_predict_layers") or 0)
+    layers = {int(match[1]) for match in map(_LAYER.match, unused) if match}
+    if beyond := sorted(layer for layer in layers if layer >= behind):
+        raise InputError(
+            f"{folder} holds weights of decoder layer {beyond[-1]}, but its config.json counts {target.num_layers} "
+            "layers: it is not the model that was saved; set num_hidden_layers right, or fetch its files again"
+        )
 
 
 def freeze(model: Pretrained) -> Target:
