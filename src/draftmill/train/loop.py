@@ -101,10 +101,12 @@ def train(run: RunState, schedule: Schedule, settings: TrainSettings, after_step
                 loss.nats.backward()
                 # Here too: figures that leave a device wait for what it has only been asked for.
                 sums.add(batch, loss)
-        # Before the gradients: what goes by gloo notices at once that a rank is gone, NCCL would wait for it.
-        sums = ranks.add_figures(sums)
+        with sums.timing("waiting"):
+            ranks.wait_for_others()
         with sums.timing("optimizer"):
             ranks.add_gradients(parameters)
+        sums = ranks.add_figures(sums)
+        with sums.timing("optimizer"):
             grad_norm = update(run, sums, lr, settings)
         run.position.step += 1
         after_step(sums, epoch, lr, grad_norm)

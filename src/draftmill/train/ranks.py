@@ -134,6 +134,12 @@ class Ranks:
             whole[start:stop] = b"" if data else chunk.data
         return data or bytes(whole)
 
+    def wait_for_others(self) -> None:
+        """Returns when every drafter rank is as far; gloo notices at once that one is gone, NCCL does not."""
+        if self._drafters is not None:
+            with self.talking("the others' rows are waited for"):
+                dist.all_reduce(torch.zeros(1), group=self._drafters)
+
     def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Gradients become their sums over the drafter ranks."""
         if self._drafters is None:
