@@ -4,6 +4,7 @@ import platform
 import resource
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from draftmill.contracts.errors import StorageError  # noqa: E402
 from draftmill.model.drafter import Drafter  # noqa: E402
 from draftmill.model.shape import DrafterShape  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
-from draftmill.storage.checkpoints import find_marker, step_folder, steps_on  # noqa: E402
+from draftmill.storage.checkpoints import find_marker, put_checkpoint, remove_checkpoints, step_folder, steps_on  # noqa: E402
 from draftmill.storage.patience import Patiently  # noqa: E402
 from draftmill.storage.store import Store, open_store  # noqa: E402
 from draftmill.train.interruption import Stop, StoppedError  # noqa: E402
@@ -210,6 +211,36 @@ def test_a_full_disk_is_told_and_leaves_the_older_checkpoint(tmp_path: Path) -> 
     assert resumed_step(checkpoints) == 5
 
 
+@pytest.mark.parametrize(
+    ("file", "data"),
+    [
+        ("position.json", b"{}"),
+        ("position.json", b'{"step":10}'),
+        ("position.json", b'{"step":15,"num_updates":15}'),  # without their moments
+        ("model.safetensors", b"no tensors"),
+        ("model.safetensors", new_run(Drafter(replace(SHAPE, intermediate_size=8)), SETTINGS).files()["model.safetensors"]),
+        ("optimizer.safetensors", None),
+    ],
+)
+def test_a_checkpoint_whose_files_do_not_belong_together_is_as_good_as_damaged(
+    tmp_path: Path, file: str, data: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = both(tmp_path)
+    run = saved_until(checkpoints, 15)
+    files = {name: found for name, found in {**run.files(), file: data}.items() if found is not None}
+    put_checkpoint(checkpoints.stores, 15, "plan", files)
+    assert resumed_step(checkpoints) == 10
+    assert f"checkpoint of step 15: {file}" in caplog.text or "optimizer.safetensors does not fit" in caplog.text
+
+
+def test_where_no_checkpoint_will_do_the_run_starts_with_its_own_weights(tmp_path: Path) -> None:
+    checkpoints, run = both(tmp_path), fresh()
+    before = {name: t.clone() for name, t in run.drafter.state_dict().items()}
+    put_checkpoint(checkpoints.stores, 5, "plan", {**fresh().files(), "optimizer.safetensors": b"cut"})
+    assert not checkpoints.resume(run)
+    assert all(torch.equal(before[name], t) for name, t in run.drafter.state_dict().items())
+
+
 def test_checkpoints_of_another_plan_are_passed_over(tmp_path: Path) -> None:
     saved_until(both(tmp_path), 17)
     assert resumed_step(both(tmp_path, plan="another")) is None
@@ -219,6 +250,11 @@ def test_the_last_step_is_saved_even_between_two_that_are_due(tmp_path: Path) ->
     checkpoints = Checkpoints(both(tmp_path).stores, "plan", num_steps=13, save_every=5, keep=1, patiently=Patiently(0))
     saved_until(checkpoints, 13)
     assert [marker.step for marker in checkpoints.markers()] == [0, 13]
+    remove_checkpoints(checkpoints.stores[0], [0])
+    assert [marker.step for marker in checkpoints.markers()] == [13]
+    put_checkpoint(checkpoints.stores, 13, "another", {})
+    with pytest.raises(StorageError, match="last checkpoint was removed"):
+        checkpoints.markers()
     assert find_marker(checkpoints.stores[1], 5) is None
 
 

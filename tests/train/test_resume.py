@@ -86,7 +86,8 @@ def test_a_run_put_back_to_any_checkpoint_ends_in_the_same_bytes(folder: Path, u
     for lost in ((14,), (12, 14)):
         for step in lost:
             (again / step_folder(step) / MARKER_FILE).unlink()
-        (again / "card.json").unlink()
+        if lost == (14,):  # and once more where the run counts as done
+            (again / "card.json").unlink()
         with (again / "metrics.jsonl").open("ab") as stream:
             stream.write(b'{"step": 15, "lo')  # torn by the end of the process
         run(settings(folder, again))

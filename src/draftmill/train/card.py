@@ -1,5 +1,6 @@
 """What a run says of itself: its plan before it starts, a preview of the work left, its card when it is done."""
 
+import logging
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,15 +11,27 @@ import msgspec
 
 from draftmill.contracts.cards import PLAN_FILE, Card, InputFile, Plan, canonical_json, count_reasons, make_card
 from draftmill.settings.train import TrainSettings
-from draftmill.storage.checkpoints import MARKER_FILE, WEIGHTS_FILE, find_checkpoint, find_marker, step_folder, steps_on
+from draftmill.storage.checkpoints import (
+    MARKER_FILE,
+    WEIGHTS_FILE,
+    Marker,
+    find_checkpoint,
+    find_marker,
+    holds_checkpoint,
+    step_folder,
+    steps_on,
+)
 from draftmill.storage.fetch import SHA256
 from draftmill.storage.growing import GrowingSet
 from draftmill.storage.models import fingerprint
 from draftmill.storage.provenance import Stopwatch, provenance
+from draftmill.storage.sets import SetWriter
 from draftmill.storage.store import is_there, open_store, sha256_of
 from draftmill.train.data import TrainingData
 from draftmill.train.logbook import Logbook
 from draftmill.train.start import RANDOM, TARGET
+
+log = logging.getLogger(__name__)
 
 RECIPE_FILE = "recipe.json"
 # Where a run reads and writes, its memory, who does the work, what its gate allows and what is measured do not change
@@ -125,6 +138,20 @@ def card_of(plan: Plan, data: TrainingData, logbook: Logbook, watch: Stopwatch) 
         ],
     }
     return make_card("train", plan, (), content, provenance(watch))
+
+
+def finished_card(writer: SetWriter) -> Card | None:
+    """The card of a run that is done; None also where a checkpoint that it names is gone, cut or another run's: it is
+    made again from the newest that is whole.
+    """
+    card = writer.card()
+    for named in [] if card is None else card.content.get("checkpoints", []):
+        marker = msgspec.convert({"plan": writer.plan.hash, **named}, Marker)
+        for store in writer.stores:
+            if not holds_checkpoint(store, marker):
+                log.warning("%s: the checkpoint of step %d, which the card names, is gone", store.url, marker.step)
+                return None
+    return card
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

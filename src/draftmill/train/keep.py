@@ -14,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from draftmill.contracts.errors import StorageError
+from draftmill.contracts.errors import InputError, StorageError
 from draftmill.storage.cache import cache_folder
 from draftmill.storage.checkpoints import (
+    POSITION_FILE,
     Marker,
     find_marker,
     holds_checkpoint,
@@ -30,7 +31,7 @@ from draftmill.storage.patience import Patiently
 from draftmill.storage.store import Store, open_store
 from draftmill.train.behind import Behind
 from draftmill.train.metrics import METRICS_FILE
-from draftmill.train.state import RunState
+from draftmill.train.state import RunState, position_of
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,8 @@ class Checkpoints:
             place = place or open_store(str(self._left), create=True)
             place.put(METRICS_FILE, metrics)  # also where it stands already: what ends the run may be a line cut short
             with self._disk:
-                if find_marker(place, run.position.step) is None:
+                there = find_marker(place, run.position.step)
+                if there is None or there.plan != self.plan:
                     put_checkpoint((place,), run.position.step, self.plan, run.files())
         except StorageError as error:
             log.warning("step %d could not be kept, an older checkpoint stands: %s", run.position.step, error)
@@ -115,8 +117,8 @@ class Checkpoints:
             sweep_checkpoints(place)
         for step in sorted({step for place in places for step in steps_on(place)}, reverse=True):
             for place in places:
-                if (files := self._read(place, step)) is not None:
-                    run.restore(files)
+                files = self._read(place, step)
+                if files is not None and _takes(run, step, files):
                     self._share(place, step, files)
                     return True
             log.warning("checkpoint of step %d is incomplete or another run's; looking for an older one", step)
@@ -135,16 +137,32 @@ class Checkpoints:
         shutil.rmtree(self._left, ignore_errors=True)
 
     def markers(self) -> list[Marker]:
-        """The markers of all kept checkpoints of the finished run, ascending."""
-        found = [find_marker(self.stores[0], step) for step in sorted(self.kept(self.num_steps))]
-        if None in found:
-            raise StorageError(f"{self.stores[0].url}: a checkpoint was removed while the run went on; run it again")
-        return [marker for marker in found if marker is not None]
+        """The markers of the checkpoints of the finished run that stand, ascending; the last is one of them."""
+        steps = sorted(self.kept(self.num_steps))
+        markers = [find_marker(self.stores[0], step) for step in steps]
+        found = {m.step: m for m in markers if m is not None and m.plan == self.plan}
+        if self.num_steps not in found:
+            raise StorageError(f"{self.stores[0].url}: the last checkpoint was removed meanwhile; run it again")
+        if gone := [step for step in steps if step not in found]:
+            log.warning("checkpoints of step %s were removed; the card does not name them", ", ".join(map(str, gone)))
+        return list(found.values())
 
     def _read(self, store: Store, step: int) -> dict[str, bytes] | None:
         """The files of a step's checkpoint, if the store holds it whole and it belongs to this run's plan."""
         marker = find_marker(store, step)
         return read_checkpoint(store, marker) if marker is not None and marker.plan == self.plan else None
+
+
+def _takes(run: RunState, step: int, files: dict[str, bytes]) -> bool:
+    """Puts `run` at a checkpoint of `step`, unless its files do not belong together: it is as good as damaged."""
+    try:
+        if (said := position_of(files).step) != step:
+            raise InputError(f"{POSITION_FILE} says step {said}")
+        run.restore(files)
+    except InputError as error:
+        log.warning("checkpoint of step %d: %s", step, error)
+        return False
+    return True
 
 
 def _local_first(places: Sequence[Store]) -> list[Store]:

@@ -72,6 +72,16 @@ class Optimizer:
             if parameter in part.rule.state
         }
 
+    def sizes(self, num_updates: int) -> dict[str, torch.Size]:
+        """The shape of everything that `tensors` gives after so many updates, by the same names."""
+        return {
+            f"{what}.{name}": parameter.shape
+            for part in self._parts
+            for name, parameter in part.parameters.items()
+            for what in part.keeps
+            if num_updates
+        }
+
     def restore(self, tensors: Mapping[str, Tensor], num_updates: int) -> None:
         """Takes up what `tensors` gave after `num_updates` steps that moved the weights."""
         if not num_updates:

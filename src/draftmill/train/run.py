@@ -11,7 +11,7 @@ from draftmill.storage.models import locate
 from draftmill.storage.patience import Patiently
 from draftmill.storage.provenance import Stopwatch
 from draftmill.storage.sets import SetWriter, open_set_writer
-from draftmill.train.card import RECIPE_FILE, card_of, plan_of, preview
+from draftmill.train.card import RECIPE_FILE, card_of, finished_card, plan_of, preview
 from draftmill.train.data import TrainingData, open_input, read_data
 from draftmill.train.keep import Checkpoints
 from draftmill.train.launch import start_ranks
@@ -53,7 +53,7 @@ def run(settings: TrainSettings) -> dict[str, Any]:
 
 def _finished(writer: SetWriter) -> dict[str, Any] | None:
     """The card of a run that is done."""
-    card = writer.card()
+    card = finished_card(writer)
     return None if card is None else msgspec.to_builtins(card)
 
 
