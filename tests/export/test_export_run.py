@@ -1,6 +1,8 @@
 """Promises: the exported folder holds every trained tensor bit for bit and nothing else, and engines read it right."""
 
 import json
+import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,14 @@ def test_another_export_into_the_same_folder_is_refused_with_the_cure(checkpoint
         export(checkpoint, tmp_path / "mine")
 
 
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"room":"export","content":{},"content_hash":"","run":{}}', b"\xff"])
+def test_a_damaged_card_of_an_export_is_told(checkpoint, tmp_path, data):
+    export(checkpoint, tmp_path / "out")
+    (tmp_path / "out" / "draftmill.json").write_bytes(data)
+    with pytest.raises(StorageError, match=r"draftmill\.json was cut or changed .*run again"):
+        export(checkpoint, tmp_path / "out")
+
+
 def test_an_object_store_is_no_place_that_engines_load_from(checkpoint):
     with pytest.raises(RecipeError, match="local folder"):
         run(ExportSettings(checkpoint=checkpoint, output="s3://bucket/export"))
@@ -96,11 +106,13 @@ def test_an_export_that_was_changed_is_noticed(checkpoint, tmp_path):
         export(checkpoint, tmp_path / "out")
 
 
-def test_what_a_killed_export_left_is_made_again(checkpoint, tmp_path):
-    (tmp_path / "out.partial").mkdir()
-    (tmp_path / "out.partial" / "model.safetensors").write_bytes(b"cut")
+def test_what_a_killed_export_left_goes_and_what_another_is_making_stays(checkpoint, tmp_path):
+    left, others = (tmp_path / f"out.tmp-{platform.node()}-{pid}" for pid in (1 << 23, os.getppid()))
+    for draft in (left, others):
+        draft.mkdir()
+        (draft / "model.safetensors").write_bytes(b"cut")
     export(checkpoint, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", others.name]
 
 
 def test_a_dry_run_writes_nothing(checkpoint, tmp_path):

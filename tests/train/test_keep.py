@@ -218,7 +218,10 @@ def test_a_full_disk_is_told_and_leaves_the_older_checkpoint(tmp_path: Path) -> 
         ("position.json", b'{"step":10}'),
         ("position.json", b'{"step":15,"num_updates":15}'),  # without their moments
         ("model.safetensors", b"no tensors"),
-        ("model.safetensors", new_run(Drafter(replace(SHAPE, intermediate_size=8)), SETTINGS).files()["model.safetensors"]),
+        (
+            "model.safetensors",
+            new_run(Drafter(replace(SHAPE, intermediate_size=8)), SETTINGS).files()["model.safetensors"],
+        ),
         ("optimizer.safetensors", None),
     ],
 )

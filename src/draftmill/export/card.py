@@ -17,6 +17,15 @@ from draftmill.storage.store import sha256_of
 CARD_FILE = "draftmill.json"
 
 
+class _Content(msgspec.Struct):
+    """What a card is looked at for."""
+
+    recipe: dict[str, Any]
+    step: int | None
+    files: list[dict[str, Any]]
+    block_size: int
+
+
 def recipe_of(settings: ExportSettings, checkpoint: Path) -> dict[str, Any]:
     """What fixes an export: the checkpoint's bytes, the number format, the layout."""
     source = {name: sha256_of(checkpoint / name) for name in (CONFIG_FILE, WEIGHTS_FILE)}
@@ -59,7 +68,7 @@ def find_finished(output: Path, recipe: dict[str, Any]) -> Card | None:
         return None
     if not (output / CARD_FILE).is_file():
         raise RecipeError(f"{output} is there already and no export of draftmill: name another --output")
-    card = msgspec.json.decode((output / CARD_FILE).read_bytes(), type=Card)
+    card = _card_in(output)
     there = card.content["recipe"]
     if there != recipe:
         changed = ", ".join(key for key in recipe if there.get(key) != recipe[key])
@@ -71,6 +80,17 @@ def find_finished(output: Path, recipe: dict[str, Any]) -> Card | None:
         path = output / file["file"]
         if not path.is_file() or sha256_of(path) != file["sha256"]:
             raise StorageError(f"{path} is missing or was changed since it was exported: remove {output}, run again")
+    return card
+
+
+def _card_in(output: Path) -> Card:
+    try:
+        card = msgspec.json.decode((output / CARD_FILE).read_bytes(), type=Card)
+        msgspec.convert(card.content, _Content)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StorageError(
+            f"{output / CARD_FILE} was cut or changed ({error}): remove {output} and run again, or name another folder"
+        ) from error
     return card
 
 

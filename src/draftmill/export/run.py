@@ -4,7 +4,6 @@ In: a run, a checkpoint or an exported folder. Out: config.json, model.safetenso
 card), made under another name and renamed whole. Torch is imported late: a finished export is shown without it.
 """
 
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from draftmill.contracts.errors import RecipeError
 from draftmill.export.card import CARD_FILE, card_of, find_finished, readable, readme, recipe_of, step_of
 from draftmill.settings.export import ExportSettings
 from draftmill.storage.checkpoints import find_checkpoint
-from draftmill.storage.local import write_atomically
+from draftmill.storage.local import draft_folder, no_room, write_atomically
 from draftmill.storage.provenance import Stopwatch
 
 README_FILE = "README.md"
@@ -34,11 +33,14 @@ def run(settings: ExportSettings) -> dict[str, Any]:
     if settings.dry_run:
         return _preview(settings, checkpoint, card)
     if card is None:
-        # A folder of an earlier, killed export is made again; only whole folders get the output's name.
-        partial = output.with_name(f"{output.name}.partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        card = _make(partial, checkpoint, recipe, watch)
-        partial.rename(output)
+        with draft_folder(output) as draft:
+            card = _make(draft, checkpoint, recipe, watch)
+            try:
+                draft.rename(output)
+            except OSError as error:  # another export took the name meanwhile
+                if (there := find_finished(output, recipe)) is None:
+                    raise no_room(error, output) from error
+                card = there
     sys.stderr.write(readable(output, card))
     return msgspec.to_builtins(card)
 

@@ -112,6 +112,23 @@ def sweep_drafts(folder: Path) -> None:
             draft.unlink(missing_ok=True)
 
 
+@contextmanager
+def draft_folder(target: Path) -> Iterator[Path]:
+    """The name of a folder beside `target`, this process's own, to be made and renamed; what is left of it goes, and so
+    does what killed processes of this host have left.
+    """
+    for old in target.parent.glob(f"*{_DRAFT}{platform.node()}-*"):
+        name, pid = old.name.rpartition(_DRAFT)[0], old.name.rpartition("-")[2]
+        if name == target.name and pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(old, ignore_errors=True)
+    draft = draft_of(target)
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        yield draft
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
 def place(source: Path, target: Path) -> None:
     """Gives `target` the bytes of `source`, whole or not at all: a link where both lie on one disk, else a copy."""
     with _drafted(target) as draft:
