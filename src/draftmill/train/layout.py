@@ -68,7 +68,12 @@ class Layout:
 
 
 def layout_of(settings: TrainSettings) -> Layout:
-    """The layout that settings and torchrun ask for; RecipeError where they disagree."""
+    """The layout that settings and torchrun ask for; RecipeError where they disagree or CUDA is not there."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise RecipeError(
+            'device = "cuda": torch finds no CUDA device here (look at nvidia-smi and at the build of torch); leave '
+            'device at "auto" to train on the CPU'
+        )
     started = started_ranks()
     if settings.placement == "split":
         layout = Layout(settings.drafter_ranks, settings.target_ranks, is_split=True)
