@@ -19,6 +19,7 @@ from draftmill.evaluate.sources import Sources, find_sources, share_out
 from draftmill.settings.evaluate import EvaluateSettings
 from draftmill.speculation.leak import warn_of_leak
 from draftmill.speculation.requests import read_material
+from draftmill.storage.models import vocab_size
 from draftmill.storage.provenance import Stopwatch, provenance
 from draftmill.storage.sets import SetWriter, open_set_writer
 
@@ -39,7 +40,7 @@ def run(settings: EvaluateSettings) -> dict[str, Any]:
     watch = Stopwatch()
     sources = find_sources(settings.target, settings.checkpoint, settings.decode_prompts_untrained > 0)
     chat = open_chat(sources.target)
-    material = read_material(settings.input, chat)
+    material = read_material(settings.input, chat, vocab_size(sources.target))
     work, left_out = share_out(material, settings, sources)
     plan = make_plan(_recipe(settings, sources, chat), material, sources.files, work)
     if settings.dry_run:

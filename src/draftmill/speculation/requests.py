@@ -37,8 +37,11 @@ class Material:
     left_out: tuple[Dropped, ...]
 
 
-def read_material(urls: Sequence[str], chat: Chat) -> Material:
-    """Requests of all inputs, in order; InputError where there is none, or an answer was not made greedily."""
+def read_material(urls: Sequence[str], chat: Chat, num_rows: int) -> Material:
+    """Requests of all inputs, in order, for a target whose embedding has `num_rows` rows.
+
+    InputError where there is none, an answer was not made greedily, or a token is none of the target's.
+    """
     files: list[InputFile] = []
     requests: list[Request] = []
     left_out: list[Dropped] = []
@@ -47,13 +50,25 @@ def read_material(urls: Sequence[str], chat: Chat) -> Material:
             files.append(file)
             for number, line in lines:
                 try:
-                    requests += _requests(read_row(line), chat, is_prompt=url.endswith(ROW_SUFFIXES))
+                    found = _requests(read_row(line), chat, is_prompt=url.endswith(ROW_SUFFIXES))
+                    _refuse_foreign_ids(found, f"{file.key} line {number}", num_rows)
+                    requests += found
                 except RowError as error:
                     left_out.append(Dropped(file=file.key, line=number, id=error.row_id, reason=error.reason))
     if not requests:
         told = told_reasons(count_reasons(left_out)) or "they hold no row"
         raise InputError(f"{', '.join(urls)}: nothing to evaluate in {len(files)} files ({told})")
     return Material(tuple(files), _distinct(requests), tuple(left_out))
+
+
+def _refuse_foreign_ids(requests: Iterable[Request], where: str, num_rows: int) -> None:
+    for request in requests:
+        for token_id in (*request.prompt_ids, *request.answer_ids):
+            if not 0 <= token_id < num_rows:
+                raise InputError(
+                    f"{where}: row {request.id!r} holds token id {token_id}, but the target's embedding has "
+                    f"{num_rows:,} rows: these prompts or answers are another target's"
+                )
 
 
 def _files(url: str) -> Iterator[tuple[InputFile, Iterator[tuple[int, bytes]]]]:

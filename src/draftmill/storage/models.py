@@ -70,6 +70,13 @@ def text_config(folder: Path) -> dict[str, Any]:
     return {**config, **text} if isinstance(text, dict) else config
 
 
+def vocab_size(folder: Path) -> int:
+    """Rows of a target's embedding; InputError where its config does not tell them."""
+    if not isinstance(found := text_config(folder).get("vocab_size"), int):
+        raise InputError(f"{folder / CONFIG_FILE} says no vocab_size: the rows of the target's embedding are unknown")
+    return found
+
+
 def fingerprint(folder: Path) -> str:
     """A target's identity without reading it whole: config, and of every weight file its name, size and both ends.
 

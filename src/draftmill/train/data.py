@@ -86,7 +86,8 @@ def read_data(settings: TrainSettings, parts: GrowingSet, target: Path) -> Train
     chat = open_chat(target)
     check_tokenizer(parts, chat, target)
     samples = SampleSet(parts, settings.data_cache_bytes)
-    gated = gate(samples, vocabulary_of(target, chat), settings)
+    vocabulary = vocabulary_of(target, chat)
+    gated = gate(samples, vocabulary, settings)
 
     def before_second_epoch() -> None:
         parts.complete()
@@ -94,5 +95,5 @@ def read_data(settings: TrainSettings, parts: GrowingSet, target: Path) -> Train
 
     rows = RowPlan(parts.num_parts, gated.kept, settings, before_second_epoch)
     num_steps = settings.num_steps or rows.num_steps(settings.num_epochs)
-    held_out = read_material(settings.eval_input, chat).requests if settings.eval_every else ()
+    held_out = read_material(settings.eval_input, chat, vocabulary.num_rows).requests if settings.eval_every else ()
     return TrainingData(samples, gated, rows, num_steps, held_out, chat.stop_ids)

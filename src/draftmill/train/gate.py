@@ -17,7 +17,7 @@ from draftmill.contracts.cards import Dropped, count_reasons, told_reasons
 from draftmill.contracts.errors import DataGateError, InputError, RecipeError
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.growing import GrowingSet
-from draftmill.storage.models import CONFIG_FILE, text_config
+from draftmill.storage.models import text_config, vocab_size
 from draftmill.train.remember import remembered
 from draftmill.train.samples import BoolArray, IntArray, SampleBatch, SampleSet
 
@@ -73,8 +73,7 @@ class Vocabulary:
 def vocabulary_of(target: Path, chat: Chat) -> Vocabulary:
     """The vocabulary of the target in a folder, read without loading it; InputError where its size is not told."""
     config = text_config(target)
-    if not isinstance(num_rows := config.get("vocab_size"), int):
-        raise InputError(f"{target / CONFIG_FILE} says no vocab_size: the rows of the target's embedding are unknown")
+    num_rows = vocab_size(target)
     configured = [config.get(key) for key in ("pad_token_id", "eos_token_id", "bos_token_id")]
     listed = [i for value in configured for i in (value if isinstance(value, list) else [value]) if i is not None]
     ids = chat.tokenizer.get_vocab(with_added_tokens=True)
