@@ -10,6 +10,12 @@ from draftmill.settings.evaluate import EvaluateSettings
 # DFlash (arXiv 2602.06036) gives a decay for these block sizes; any other must be chosen.
 GAMMA_OF_BLOCK = {16: 7.0, 10: 5.0, 8: 4.0}
 
+# Larger numbers are slips: they would be found out by memory that is full, or by a library that cannot count so far.
+_MOST_LAYERS, _MOST_TOKENS, _MOST_CHANNELS, _MOST_PROCESSES = 1 << 12, 1 << 30, 1 << 20, 1 << 16
+_MOST_STEPS = 10**8 - 1  # the eight digits of a checkpoint's folder
+_LARGEST_SEED = (1 << 63) - 1
+_MOST_SLOTS, _MOST_THREADS = 1 << 12, 1 << 10
+
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
 
@@ -23,46 +29,46 @@ class TrainSettings(RoomSettings):
     target: str
     """The frozen model to draft for: a local folder, a Hugging Face id, or package:NAME."""
 
-    num_layers: int = Field(5, ge=1)
+    num_layers: int = Field(5, ge=1, le=_MOST_LAYERS)
     """Drafter layers."""
-    num_taps: int = Field(5, ge=1)
+    num_taps: int = Field(5, ge=1, le=_MOST_LAYERS)
     """Target layers read, spread evenly; tap_ids names them one by one instead."""
     tap_ids: tuple[int, ...] = ()
     """0-based target layers whose outputs are read, ascending; empty: num_taps of them, spread evenly."""
-    block_size: int = Field(16, ge=2)
+    block_size: int = Field(16, ge=2, le=_MOST_SLOTS)
     """Tokens per drafted block, the known anchor included."""
-    mask_id: int | None = Field(None, ge=0)
+    mask_id: int | None = Field(None, ge=0, le=_MOST_TOKENS)
     """The token that stands for a slot to be drafted; none: the first embedding row that the tokenizer leaves, or where
     it names them all, the first that the data leave (which an unfinished set cannot tell)."""
-    num_heads: int | None = Field(None, ge=1)
+    num_heads: int | None = Field(None, ge=1, le=_MOST_CHANNELS)
     """Query heads of the drafter; none: the target's, where its head_dim is at most 128."""
-    num_kv_heads: int | None = Field(None, ge=1)
+    num_kv_heads: int | None = Field(None, ge=1, le=_MOST_CHANNELS)
     """Key-value heads of the drafter; none: the target's."""
-    head_dim: int | None = Field(None, ge=2)
+    head_dim: int | None = Field(None, ge=2, le=_MOST_CHANNELS)
     """Channels per head of the drafter; none: the target's, where at most 128."""
-    intermediate_size: int | None = Field(None, ge=1)
+    intermediate_size: int | None = Field(None, ge=1, le=_MOST_CHANNELS)
     """Width of the drafter's feed-forward layers; none: the target's."""
-    num_sliding_layers: int = Field(0, ge=0)
+    num_sliding_layers: int = Field(0, ge=0, le=_MOST_LAYERS)
     """The first so many drafter layers see a window only, and are causal inside the block."""
-    sliding_window: int | None = Field(None, ge=1)
+    sliding_window: int | None = Field(None, ge=1, le=_MOST_TOKENS)
     """Tokens a sliding layer looks back, itself included; needed with num_sliding_layers."""
     init: str = "random"
     """Where the drafter starts: random; target: layers copied from the target (shapes must agree); or a drafter to go
     on from: a folder in the z-lab layout, or a run's, of this very shape."""
 
-    num_anchors: int = Field(512, ge=1)
+    num_anchors: int = Field(512, ge=1, le=_MOST_TOKENS)
     """Blocks per max_tokens of text; a shorter sample gets its share, rounded up."""
-    max_tokens: int = Field(3072, ge=2)
+    max_tokens: int = Field(3072, ge=2, le=_MOST_TOKENS)
     """Tokens a training row may hold; short samples of a part share a row, longer ones are cut there and counted."""
-    rows_per_step: int = Field(1, ge=1)
+    rows_per_step: int = Field(1, ge=1, le=_MOST_TOKENS)
     """Training rows that make one optimizer step (one mean over all their slots); each is a micro-batch."""
-    draws_per_pass: int = Field(1, ge=1)
+    draws_per_pass: int = Field(1, ge=1, le=_MOST_TOKENS)
     """Steps that reuse one pass of the target over their rows, each with anchors of its own."""
-    num_epochs: int = Field(6, ge=1)
+    num_epochs: int = Field(6, ge=1, le=_MOST_STEPS)
     """Passes over the set, with fresh anchors each (draws_per_pass times as many); num_steps overrules it."""
-    num_steps: int | None = Field(None, ge=1)
+    num_steps: int | None = Field(None, ge=1, le=_MOST_STEPS)
     """Optimizer steps, however many passes that takes; needed where the set is unfinished and its length not known."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=_LARGEST_SEED)
     """Of the initial weights, the order of samples, and the anchors."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -122,20 +128,20 @@ class TrainSettings(RoomSettings):
     """Where to train; auto takes a CUDA device where there is one."""
     placement: Literal["shared", "split"] = "shared"
     """shared: every rank (process) holds target and drafter; split: target ranks read what drafter ranks learn from."""
-    ranks: int | None = Field(None, ge=1)
+    ranks: int | None = Field(None, ge=1, le=_MOST_PROCESSES)
     """Ranks of placement shared, started on this host; none: those that torchrun started, or one. Rows of a step are
     dealt to them in turn, so rows_per_step should be a multiple."""
-    target_ranks: int = Field(1, ge=1)
+    target_ranks: int = Field(1, ge=1, le=_MOST_PROCESSES)
     """Ranks that hold the target in placement split."""
-    drafter_ranks: int = Field(1, ge=1)
+    drafter_ranks: int = Field(1, ge=1, le=_MOST_PROCESSES)
     """Ranks that hold the drafter in placement split; rows_per_step should be a multiple of them."""
-    target_gpus: int = Field(1, ge=1)
+    target_gpus: int = Field(1, ge=1, le=_MOST_PROCESSES)
     """CUDA devices that the target of each rank is spread over, layer by layer; the first is the rank's own."""
     in_flight_bytes: int = Field(1 << 30, ge=1)
     """Hidden states that a rank may have on their way in placement split; one row's at least."""
     rank_timeout_s: float = Field(1800, gt=0)
     """How long a rank waits for another that lives and says nothing; one that ended is noticed at once."""
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, le=_MOST_THREADS)
     """CPU threads of each rank; runs are equal bit for bit at the same number only."""
     target_packing: Literal["auto", "off"] = "off"
     """Lay the documents that the target reads together end to end in one row, without padding; auto: where a
@@ -143,9 +149,9 @@ class TrainSettings(RoomSettings):
     feature_cache_bytes: int = Field(0, ge=0)
     """Memory for target features of samples that will be visited again; 0: recompute them at every visit."""
 
-    save_every: int = Field(500, ge=1)
+    save_every: int = Field(500, ge=1, le=_MOST_STEPS)
     """Steps between checkpoints; the first (step 0) and the last are always kept."""
-    keep_checkpoints: int = Field(3, ge=1)
+    keep_checkpoints: int = Field(3, ge=1, le=_MOST_STEPS)
     """How many of the newest checkpoints stay, beside step 0."""
     store_patience_s: float = Field(600, ge=0)
     """How long an object store that does not answer is waited for. When a checkpoint is written training goes on
@@ -155,7 +161,7 @@ class TrainSettings(RoomSettings):
     than rank_timeout_s where there are several ranks."""
     data_cache_bytes: int = Field(64 << 30, ge=1)
     """Local disk for parts fetched from an object store; the whole set must fit where it is read more than once."""
-    eval_every: int | None = Field(None, ge=1)
+    eval_every: int | None = Field(None, ge=1, le=_MOST_STEPS)
     """Steps between measurements of the acceptance length on eval_input, a multiple of save_every (and at the last
     step); none: no measurement while training. They change no weight."""
     eval_input: tuple[str, ...] = ()
@@ -165,7 +171,7 @@ class TrainSettings(RoomSettings):
     """Held-out prompts that are really decoded each time; chosen by a hash, spread evenly over the families."""
     eval_walk_prompts: int = Field(32, ge=0)
     """Held-out answers walked each time: far cheaper than decoding."""
-    eval_max_new_tokens: int = Field(EvaluateSettings.model_fields["max_new_tokens"].default, ge=2)
+    eval_max_new_tokens: int = Field(EvaluateSettings.model_fields["max_new_tokens"].default, ge=2, le=_MOST_TOKENS)
     """Tokens of a held-out answer that count."""
     trackers: tuple[TrackerName, ...] = ()
     """Who draws the figures of metrics.jsonl too, where installed: tensorboard, wandb, trackio; may be several."""
