@@ -132,6 +132,18 @@ def test_a_run_without_a_local_output_leaves_it_in_the_cache_and_the_store_gets_
     assert not list((tmp_path / "cache" / "stopped").iterdir())
 
 
+def test_nothing_goes_for_a_checkpoint_of_a_run_that_may_be_diverging(tmp_path: Path) -> None:
+    checkpoints = both(tmp_path)
+    run = saved_until(checkpoints, 10)
+    for step, bad_in_a_row, kept in ((15, 2, [0, 5, 10, 15]), (20, 5, [0, 5, 10, 15, 20]), (25, 0, [0, 20, 25])):
+        run.position.step, run.position.bad_in_a_row = step, bad_in_a_row
+        torch.nn.init.constant_(run.drafter.fc.weight, step)
+        checkpoints.save(run, b"")
+        checkpoints.behind.settle()
+        assert resumed_step(checkpoints) == step
+        assert [steps_on(store) for store in checkpoints.stores] == [kept] * 2
+
+
 def test_what_a_killed_process_left_half_written_is_swept(tmp_path: Path) -> None:
     checkpoints = both(tmp_path)
     saved_until(checkpoints, 17)

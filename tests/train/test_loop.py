@@ -22,7 +22,7 @@ from draftmill.train.anchors import draw_anchors  # noqa: E402
 from draftmill.train.batches import Batch, pack  # noqa: E402
 from draftmill.train.features import TargetFeatures  # noqa: E402
 from draftmill.train.layout import Layout  # noqa: E402
-from draftmill.train.loop import DivergedError, LossOf, Schedule, train  # noqa: E402
+from draftmill.train.loop import DivergedError, LossOf, Schedule, refuse_unsound, train  # noqa: E402
 from draftmill.train.metrics import StepSums  # noqa: E402
 from draftmill.train.ranks import Ranks, alone  # noqa: E402
 from draftmill.train.rows import PlannedRow  # noqa: E402
@@ -175,6 +175,26 @@ def test_a_step_that_is_not_finite_moves_nothing_and_too_many_in_a_row_end_the_r
     run.position.step = 0
     with pytest.raises(DivergedError, match="3 steps in a row"):
         run_steps(run, chosen, [[bad]] * 5, target)
+
+
+@pytest.mark.parametrize(
+    ("weight", "num_updates", "message"),
+    [
+        (float("nan"), 1, "step 4: the norm of the weights is nan"),
+        (1e38, 1, "step 4: the norm of the weights is inf"),
+        (1.0, 0, "not finite in every step: nothing was learnt"),
+    ],
+)
+def test_weights_that_are_no_drafters_are_not_kept(
+    target: Target, weight: float, num_updates: int, message: str
+) -> None:
+    run = start(target, settings())
+    run.position.step, run.position.num_updates = 4, 1
+    refuse_unsound(run, 4)
+    run.position.num_updates = num_updates
+    torch.nn.init.constant_(run.drafter.fc.weight, weight)
+    with pytest.raises(DivergedError, match=message + ".*the same recipe would end here again"):
+        refuse_unsound(run, 4)
 
 
 def test_a_drafter_trained_to_the_end_on_one_sample_drafts_it_in_full_blocks(target: Target) -> None:

@@ -71,9 +71,10 @@ class Checkpoints:
 
         Where a store has gone, training goes on until the next checkpoint is due, or patience is.
         """
-        self.behind.do(partial(self._write, run.position.step, run.files(), metrics))
+        is_sound = run.position.bad_in_a_row == 0
+        self.behind.do(partial(self._write, run.position.step, run.files(), metrics, is_sound=is_sound))
 
-    def _write(self, step: int, files: dict[str, bytes], metrics: bytes) -> None:
+    def _write(self, step: int, files: dict[str, bytes], metrics: bytes, *, is_sound: bool) -> None:
         """Log first and marker last; then older checkpoints go. Newer ones are another thread's."""
         for store in _local_first(self.stores):
             if store.folder is None:  # local folders have every line at once
@@ -81,10 +82,15 @@ class Checkpoints:
             with nullcontext() if store.folder is None else self._disk:
                 self.patiently(partial(put_checkpoint, (store,), step, self.plan, files), store.url)
         for store in self.stores:
-            self.patiently(partial(self._prune, store, step, step), store.url)
+            self.patiently(partial(self._prune, store, step, step, is_sound=is_sound), store.url)
 
-    def _prune(self, store: Store, step: int, until: int) -> None:
-        remove_checkpoints(store, [s for s in steps_on(store) if s < until and s not in self.kept(step)])
+    def _prune(self, store: Store, step: int, until: int, *, is_sound: bool) -> None:
+        """Removes what need not stand beside `step`, older ones only where that one is sound.
+
+        Amid bad steps the weights may be broken already, by the last update before them.
+        """
+        kept = self.kept(step) if is_sound else range(step + 1)
+        remove_checkpoints(store, [s for s in steps_on(store) if s < until and s not in kept])
 
     def leave(self, run: RunState, metrics: bytes) -> None:
         """Writes where a run that is being stopped stands to local disk: the run's own folder, or else the cache."""
@@ -119,12 +125,12 @@ class Checkpoints:
             for place in places:
                 files = self._read(place, step)
                 if files is not None and _takes(run, step, files):
-                    self._share(place, step, files)
+                    self._share(place, step, files, is_sound=run.position.bad_in_a_row == 0)
                     return True
             log.warning("checkpoint of step %d is incomplete or another run's; looking for an older one", step)
         return False
 
-    def _share(self, place: Store, step: int, files: dict[str, bytes]) -> None:
+    def _share(self, place: Store, step: int, files: dict[str, bytes], *, is_sound: bool) -> None:
         """Gives a checkpoint, and the log that led to it, to every store that lacks it."""
         metrics, marker = place.find(METRICS_FILE), find_marker(place, step)
         assert marker is not None, "it was read a moment ago"
@@ -133,7 +139,7 @@ class Checkpoints:
                 put_checkpoint((store,), step, self.plan, files)
             if metrics is not None and store != place:
                 store.put(METRICS_FILE, metrics)
-            self._prune(store, step, until=self.num_steps + 1)
+            self._prune(store, step, self.num_steps + 1, is_sound=is_sound)
         shutil.rmtree(self._left, ignore_errors=True)
 
     def markers(self) -> list[Marker]:

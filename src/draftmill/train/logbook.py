@@ -8,6 +8,7 @@ from draftmill.progress import Progress
 from draftmill.settings.train import TrainSettings
 from draftmill.train.held_out import HeldOut
 from draftmill.train.keep import Checkpoints
+from draftmill.train.loop import refuse_unsound
 from draftmill.train.metrics import MetricsLog, StepSums, peak_memory_bytes
 from draftmill.train.state import RunState
 from draftmill.train.trackers import Tracked, Tracker, figures_of, tracking
@@ -28,6 +29,8 @@ class Logbook:
     def after_step(self, sums: StepSums, epoch: int, lr: float, grad_norm: float) -> None:
         """Tells of the step that was just made."""
         step = self.run.position.step
+        if self.checkpoints.is_due(step):
+            refuse_unsound(self.run, self.checkpoints.num_steps)
         self.progress.advance(1, sums.note)
         record = sums.record(step=step, epoch=epoch, lr=lr, grad_norm=grad_norm)
         record["time_left_s"] = self.progress.left_s()

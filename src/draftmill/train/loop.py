@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class DivergedError(DraftmillError, ArithmeticError):
-    """Loss or gradients were not finite for too many steps in a row."""
+    """Loss or gradients were not finite for too many steps in a row, or the weights are no drafter's."""
 
 
 class PoisonedError(DraftmillError, ArithmeticError):
@@ -111,6 +111,24 @@ def train(run: RunState, schedule: Schedule, settings: TrainSettings, after_step
         run.position.step += 1
         after_step(sums, epoch, lr, grad_norm)
     ranks.check_equal(parameters)
+    refuse_unsound(run, schedule.num_steps)
+
+
+def refuse_unsound(run: RunState, num_steps: int) -> None:
+    """DivergedError where weights to be kept are not finite or overflow when squared, or none of all steps moved them.
+
+    Norms and attention square what they are given: weights whose own norm is infinite draft nothing.
+    """
+    position, parameters = run.position, [*run.drafter.parameters(), *run.published.parameters()]
+    norm = float(nn.utils.get_total_norm([parameter.detach() for parameter in parameters]))
+    what = "" if math.isfinite(norm) else f"the norm of the weights is {norm}"
+    if position.step == num_steps > 0 and position.num_updates == 0:
+        what = "loss or gradient was not finite in every step: nothing was learnt"
+    if what:
+        raise DivergedError(
+            f"step {position.step}: {what}; lower lr, lengthen the warm-up, or compute in float32; the checkpoints so "
+            "far stay, but the same recipe would end here again"
+        )
 
 
 def update(run: RunState, sums: StepSums, lr: float, settings: TrainSettings) -> float:
@@ -140,7 +158,7 @@ def _count_bad(run: RunState, sums: StepSums, grad_norm: float, max_bad_steps: i
         raise DivergedError(
             f"step {run.position.step + 1}: loss {sums.loss}, gradient norm {grad_norm}, not finite for "
             f"{run.position.bad_in_a_row} steps in a row (max_bad_steps {max_bad_steps}): lower lr, lengthen the "
-            "warm-up, or compute in float32; the checkpoints so far stay"
+            "warm-up, or compute in float32; the checkpoints so far stay, but the same recipe would end here again"
         )
 
 
