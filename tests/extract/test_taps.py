@@ -1,5 +1,7 @@
 """Features are the target's own hidden states, bit for bit, and reading them leaves the target as it was."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -147,6 +149,13 @@ def test_the_start_up_check_passes_a_target_and_refuses_what_is_none(target: Tar
     check_taps(TapReader(target, TAPS), random_ids(2, 10))
     with pytest.raises(InputError, match="same at every position"):
         check_taps(TapReader(target, TAPS), torch.full((2, 10), 7))
+
+
+def test_the_start_up_check_tells_states_that_are_not_finite_from_other_layers(tmp_path: Path) -> None:
+    broken = load_target(write_tiny_target(tmp_path))
+    broken.layers[0].mlp.down_proj.weight.fill_(float("nan"))
+    with pytest.raises(InputError, match="tap 0 holds numbers that are not finite"):
+        check_taps(TapReader(broken, TAPS), random_ids(2, 10))
 
 
 def test_the_start_up_check_sees_layers_that_are_not_the_models(target: Target) -> None:

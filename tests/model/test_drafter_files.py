@@ -140,6 +140,15 @@ def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None
         load_drafter(tmp_path)
 
 
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    drafter = Drafter(shape(FULL))
+    with torch.no_grad():
+        drafter.fc.weight[1, 2] = float("nan")
+    save_drafter(tmp_path, drafter)
+    with pytest.raises(InputError, match=r"1 of 14 tensors are not finite \(fc.weight\)"):
+        load_drafter(tmp_path)
+
+
 def test_a_folder_without_weights_is_no_drafters(tmp_path: Path) -> None:
     save_drafter(tmp_path, Drafter(shape(FULL)))
     (tmp_path / "model.safetensors").unlink()

@@ -150,9 +150,9 @@ def check_taps(reader: TapReader, input_ids_RT: Int[Tensor, "R T"]) -> None:
     per_tap = reader.read(input_ids_RT, lengths_R).chunk(len(reader.tap_ids), dim=-1)
     name = type(reader.target.model).__name__
     for tap_id, feature_RTH in zip(reader.tap_ids, per_tap, strict=True):
+        if not feature_RTH.isfinite().all():  # first: a NaN equals nothing
+            raise InputError(f"{name}: tap {tap_id} holds numbers that are not finite; load it in a wider dtype")
         if not torch.equal(feature_RTH, states.hidden_states[tap_id + 1].to(feature_RTH.device)):
             raise InputError(f"{name}: tap {tap_id} is not hidden_states[{tap_id + 1}]; its layers lie elsewhere")
-        if not feature_RTH.isfinite().all():
-            raise InputError(f"{name}: tap {tap_id} holds numbers that are not finite; load it in a wider dtype")
         if feature_RTH.flatten(0, 1).std(dim=0).max() <= CONSTANT_FRAC * feature_RTH.abs().max():
             raise InputError(f"{name}: tap {tap_id} is the same at every position; the weights were not loaded")

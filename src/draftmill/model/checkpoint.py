@@ -61,7 +61,8 @@ def copy_of(drafter: Drafter, dtype: torch.dtype) -> Drafter:
 
 
 def load_drafter(folder: Path) -> Drafter:
-    """The drafter in `folder`, in the dtype of its file; InputError naming what is missing, unknown or misshapen."""
+    """The drafter in `folder`, in the dtype of its file; InputError naming what is missing, unknown, misshapen or
+    not finite."""
     config_file, weights_file = folder / CONFIG_FILE, folder / WEIGHTS_FILE
     for file in (config_file, weights_file):
         if not file.is_file():
@@ -90,3 +91,8 @@ def _check_tensors(wanted: dict[str, torch.Size], found: dict[str, torch.Tensor]
     ]
     if wrong:
         raise InputError(f"{file} does not fit its {CONFIG_FILE}: {'; '.join(sorted(wrong))}")
+    if broken := sorted(name for name in wanted if not found[name].isfinite().all()):
+        raise InputError(
+            f"{file}: {len(broken)} of {len(found)} tensors are not finite ({', '.join(broken[:3])}): "
+            "its training diverged; take an older checkpoint, or train with a lower lr"
+        )
