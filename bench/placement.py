@@ -14,10 +14,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -31,6 +32,7 @@ from draftmill.train.interruption import Stop
 from draftmill.train.launch import start_ranks
 from draftmill.train.layout import Layout
 from draftmill.train.loop import LossOf, Schedule, train
+from draftmill.train.metrics import StepSums
 from draftmill.train.ranks import Ranks, joined
 from draftmill.train.rows import PlannedRow
 from draftmill.train.samples import Sample
@@ -42,7 +44,11 @@ STEPS, ROUNDS, WARM_STEPS = 100, 5, 3
 TOKENS, HIDDEN, LAYERS, VOCAB, ANCHORS, SAMPLES, MASK_ID = 512, 256, 9, 4_096, 24, 16, 4_095
 SIDE = "DRAFTMILL_BENCH_SIDE"
 TIMEOUT = timedelta(minutes=10)
-# Bare sends of one row's states, timed before the steps.
+# Five rows: neither side waits for room as long as both keep pace.
+IN_FLIGHT_BYTES = 8 << 20
+TAPS = 3
+STATE_BYTES = TAPS * HIDDEN * 4
+# Bare sends of one row's states, timed and counted before the steps.
 NUM_PROBES = 20
 ALONE = Layout(1, 1, is_split=False)
 SPLITS = {"1+1": (1, 1), "2+1": (2, 1), "1+2": (1, 2), "2+2": (2, 2)}
@@ -120,20 +126,27 @@ class Side:
             outbox = Outbox(self.ranks, self.settings.in_flight_bytes, TIMEOUT)
             Supply(self.ranks, self.traffic, samples_of, self.own_target()).run(outbox, Stop())  # type: ignore[arg-type]
 
-    def learn(self, name: str) -> None:
-        """What a drafter rank does."""
+    def learn(self, name: str) -> dict[str, float]:
+        """What a drafter rank does; which share of the steps it waited for states, and target ranks for room."""
+        idle: dict[str, list[float]] = {"waiting": [], "held": []}
+
+        def note(sums: StepSums, *_: object) -> None:
+            for phase, fracs in idle.items():
+                fracs.append(sums.frac(phase))
+
         settings, rule = self.settings, BatchRule.of(self.settings, is_constant=False)
         run = new_run(initial_drafter(self.target, settings, MASK_ID), settings)
         attention = attention_form("auto", run.drafter.shape, self.target.device)
         batches = Batches(samples_of, self.source(name), run.drafter.shape, 0, rule)  # type: ignore[arg-type]
         loss_of = LossOf(self.target, settings, (), attention)
         rows = lambda step: micros_of(settings, step)  # noqa: E731
-        train(run, Schedule(self.num_steps, rows, batches.batch_at, loss_of, self.ranks), settings, lambda *_: None)
+        train(run, Schedule(self.num_steps, rows, batches.batch_at, loss_of, self.ranks), settings, note)
+        return {f"{phase}_frac": fmean(fracs) for phase, fracs in idle.items()}
 
     def probe(self) -> float:
-        """Seconds that one row's states take between two ranks with nothing else to do."""
+        """Seconds that one row's states take between two ranks with nothing else to do, from the word to send them."""
         inbox = Inbox(self.ranks, self.traffic, 1, TIMEOUT) if self.ranks.has_drafter else None
-        outbox = Outbox(self.ranks, 1, TIMEOUT)
+        outbox, states_TW = Outbox(self.ranks, 1, TIMEOUT), torch.zeros(TOKENS, self.traffic.width)
         took = []
         for row in self.traffic.rows():
             self.ranks.tell(None)
@@ -142,8 +155,9 @@ class Side:
                 inbox.take()
                 took.append(time.perf_counter() - start)
             elif self.ranks.layout.target_of(row) == self.ranks.rank:
-                outbox.send(self.ranks.layout.drafter_of(row), torch.zeros(TOKENS, self.traffic.width), 0.0)
+                outbox.send(self.ranks.layout.drafter_of(row), states_TW, 0.0)
                 outbox.settle()
+        self.ranks.tell(None, source=self.ranks.layout.world - 1)  # which has nothing under way any more
         return median(took) if took else 0.0
 
 
@@ -154,10 +168,13 @@ def be_side(settings: TrainSettings) -> dict[str, Any]:
     """The story of a rank: the same steps twice, a few to warm up, then those that are timed."""
     name = os.environ[SIDE]
     with joined(settings) as ranks:
-        target, probe_s, wall_s = random_target(), 0.0, 0.0
+        target = random_target()
+        told: dict[str, Any] = {}
         if ranks.layout.is_split:
             probes = {"num_steps": NUM_PROBES, "rows_per_step": 1}
-            probe_s = Side(settings.model_copy(update=probes), ranks, target).probe()
+            before = sent_on_loopback()
+            told["probe_s"] = Side(settings.model_copy(update=probes), ranks, target).probe()
+            told["sent_bytes_per_token"] = (sent_on_loopback() - before) / (NUM_PROBES * TOKENS)
         for num_steps in (WARM_STEPS, settings.num_steps):
             side = Side(settings.model_copy(update={"num_steps": num_steps}), ranks, target)
             ranks.tell(None)
@@ -165,17 +182,22 @@ def be_side(settings: TrainSettings) -> dict[str, Any]:
             if name == "target alone" or not ranks.has_drafter:
                 side.read(name)
             else:
-                side.learn(name)
-            wall_s = time.perf_counter() - start
-        told = ranks.tell({"wall_s": wall_s, "probe_s": probe_s, "bytes_per_token": 4 * side.traffic.width})
-    assert told is not None
-    return told
+                told |= side.learn(name)
+            told["wall_s"] = time.perf_counter() - start
+        card = ranks.tell(told)
+    assert card is not None
+    return card
+
+
+def sent_on_loopback() -> int:
+    """Bytes that all processes of this host have sent one another."""
+    return psutil.net_io_counters(pernic=True)["lo"].bytes_sent
 
 
 def measure(name: str, num_steps: int, layout: Layout = ALONE) -> dict[str, Any]:
     """One start of one side, alone or with the others."""
-    chosen: dict[str, Any] = {"input": "i", "output": ("o",), "target": "t", "num_layers": 2, "num_taps": 3}
-    chosen |= {"num_anchors": ANCHORS, "max_tokens": TOKENS, "in_flight_bytes": 8 << 20, "num_steps": num_steps}
+    chosen: dict[str, Any] = {"input": "i", "output": ("o",), "target": "t", "num_layers": 2, "num_taps": TAPS}
+    chosen |= {"num_anchors": ANCHORS, "max_tokens": TOKENS, "in_flight_bytes": IN_FLIGHT_BYTES, "num_steps": num_steps}
     if layout.is_split:
         chosen |= {"placement": "split", "target_ranks": layout.num_targets, "drafter_ranks": layout.num_drafters}
         chosen |= {"rows_per_step": max(layout.num_targets, layout.num_drafters)}
@@ -205,14 +227,18 @@ def split(name: str) -> Layout:
 
 
 def bench_transfers(num_steps: int) -> dict[str, dict[str, float]]:
-    """Per placement what crosses: bytes a token (sent once), and the share of the wall time a bare send takes."""
+    """Per placement what crosses: bytes a token, counted, and what share of a step its sends would take if nothing else
+    were done meanwhile; then how long either side really stood idle."""
     found = {}
     for name in SPLITS:
         told = measure("split", num_steps, split(name))
         rows = num_steps * max(SPLITS[name]) / SPLITS[name][1]  # that one drafter rank receives
-        share = told["probe_s"] * rows / told["wall_s"]
-        found[name] = {"bytes_per_token": told["bytes_per_token"], "share_of_step": share, "wall_s": told["wall_s"]}
-        print(f"  {name}: {told['bytes_per_token']:,} bytes a token, {share:.2%} of the step, {told['wall_s']:.2f} s")
+        found[name] = told | {"bare_send_frac": told["probe_s"] * rows / told["wall_s"]}
+        print(
+            f"  {name}: {told['sent_bytes_per_token']:,.0f} bytes sent a token (states: {STATE_BYTES:,}), bare sends "
+            f"{found[name]['bare_send_frac']:.2%} of the step; drafter waits {told['waiting_frac']:.1%}, "
+            f"target is held {told['held_frac']:.1%}; {told['wall_s']:.2f} s"
+        )
     return found
 
 
