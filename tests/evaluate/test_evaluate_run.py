@@ -212,9 +212,11 @@ def test_prompts_alone_are_decoded_with_an_exported_drafter(line, tmp_path):
 def test_a_drafter_of_another_target_is_refused_by_the_plan_of_its_run(line, tmp_path, named):
     def trained_for(target: str) -> None:
         plan = Plan(room="train", recipe={"target": target}, inputs=(), parts=())
-        (tmp_path / "run" / PLAN_FILE).write_bytes(canonical_json(plan))
+        store = open_store(str(tmp_path / "run"), create=True)
+        store.put(PLAN_FILE, canonical_json(plan))
+        put_checkpoint((store,), 8, plan.hash, files)
 
-    shutil.copytree(line.run, tmp_path / "run")
+    files = drafter_files(random_drafter(tiny_shape(load_target(line.target))))
     asked = settings(line, tmp_path / "out", checkpoint=f"{tmp_path}/run/{named}", dry_run=True)
     trained_for("f00d" * 16)
     with pytest.raises(InputError, match=rf"run/{named} was trained for another target .*f00d.*{line.target} "):
