@@ -6,7 +6,7 @@ Weights stay in the precision they are served in (`quantized.py`).
 
 import pickle
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -123,7 +123,7 @@ def load_target(folder: Path, dtype: torch.dtype = torch.float32) -> Target:
     return target
 
 
-def _refuse_unused_layers(folder: Path, target: Target, unused: Sequence[str]) -> None:
+def _refuse_unused_layers(folder: Path, target: Target, unused: Iterable[str]) -> None:
     """InputError where the weights hold decoder layers beyond those that the config counts: another model's.
 
     Layers that draft (`num_nextn_predict_layers`) may stand behind the last one, and are dropped rightly.
