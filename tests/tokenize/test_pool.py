@@ -182,6 +182,7 @@ def test_who_stops_waiting_for_a_worker_leaves_the_nursery_as_it_is(spec: RowMak
             await asyncio.sleep(0.01)
         assert {child.pid for child in process.children()} == {first.pid, worker.pid}
         await nursery.close()
+        assert not any(map(psutil.pid_exists, (first.pid, worker.pid))), "they end with it, whoever still holds them"
 
     asyncio.run(run())
 

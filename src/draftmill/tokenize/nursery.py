@@ -41,16 +41,26 @@ def main(control: socket.socket) -> None:
         return
     settle()
     send(control, Ready(num_threads()))
-    for channel in _requests(control):
+    alive: set[int] = set()
+    try:
+        _fork_on_request(control, alive, rows, limit_bytes)
+    finally:  # the run has hung up, or is gone: what they are making is lost
+        for pid in alive:
+            os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):  # waited for, their CPU time is the run's
+            while True:
+                os.wait()
+
+
+def _fork_on_request(control: socket.socket, alive: set[int], rows: RowMaker, limit_bytes: int) -> None:
+    for channel in _requests(control, alive):
         pid = os.fork()
         if pid == 0:
             control.close()
             _be_worker(channel, rows, limit_bytes)
         channel.close()
+        alive.add(pid)
         send(control, Forked(pid))
-    with suppress(ChildProcessError):  # workers end when the run hangs up; waited for, their CPU time is the run's
-        while True:
-            os.wait()
 
 
 def settle() -> None:
@@ -65,8 +75,8 @@ def num_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def _requests(control: socket.socket) -> Iterator[socket.socket]:
-    """The sockets of workers to be; tells the run of workers that have ended meanwhile."""
+def _requests(control: socket.socket, alive: set[int]) -> Iterator[socket.socket]:
+    """The sockets of workers to be; tells the run of those `alive` that have ended meanwhile."""
     wake, woken = socket.socketpair()
     for end in (wake, woken):
         end.setblocking(False)
@@ -76,7 +86,7 @@ def _requests(control: socket.socket) -> Iterator[socket.socket]:
         ready, _, _ = select.select([control, woken], [], [])
         if woken in ready:
             woken.recv(1024)
-        _tell_of_the_dead(control)
+        _tell_of_the_dead(control, alive)
         if control in ready:
             asked, descriptors, _, _ = socket.recv_fds(control, 1, 1)
             if not asked:
@@ -85,7 +95,7 @@ def _requests(control: socket.socket) -> Iterator[socket.socket]:
             yield socket.socket(fileno=descriptors[0])
 
 
-def _tell_of_the_dead(control: socket.socket) -> None:
+def _tell_of_the_dead(control: socket.socket, alive: set[int]) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -93,6 +103,7 @@ def _tell_of_the_dead(control: socket.socket) -> None:
             return
         if pid == 0:
             return
+        alive.discard(pid)
         send(control, Ended(pid, os.waitstatus_to_exitcode(status)))
 
 
