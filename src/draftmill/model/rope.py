@@ -12,9 +12,8 @@ RopeTable = tuple[Float[Tensor, "S C"], Float[Tensor, "S C"]]
 
 def rope_table(positions_S: Int[Tensor, "S"], head_dim: int, theta: float) -> RopeTable:
     """cos and sin of every position, float32; channel c and c + head_dim / 2 turn by the same angle."""
-    exponents = (
-        torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
-    )  # on the host: other devices' powers differ
+    # On the host: other devices' powers differ in the last bit.
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     angles = positions_S[:, None].float() * (1.0 / (theta**exponents)).to(positions_S.device)
     angles_SC = torch.cat([angles, angles], dim=-1)
     return angles_SC.cos(), angles_SC.sin()
