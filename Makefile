@@ -1,4 +1,4 @@
-# make demo   prompts -> a measured drafter on a real model (23 to 26 minutes on two idle cores)
+# make demo   prompts -> a measured drafter on a real model (about 22 minutes on two idle cores)
 # make test   every test but gpu and serving ones          make test-fast   the tests that need no torch
 # make test-chaos  thirty disturbances of a room at random moments: kills, storms, stalls, full disks
 # make test-serving   a real engine in an environment of its own (3.5 GB) answers as ours does
