@@ -52,10 +52,17 @@ def _byte_alphabet() -> list[str]:
     return [chr(b) if b in printable else chr(next(spare)) for b in range(256)]
 
 
+# Three of four layers of a Qwen3.5 target are linear attention.
+_LINEAR_ATTENTION = {
+    **{"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+    **{"linear_key_head_dim": 16, "linear_value_head_dim": 16},
+}
+
+
 def write_tiny_target(
     folder: Path,
     *,
-    family: Literal["llama", "qwen3"] = "llama",
+    family: Literal["llama", "qwen3", "qwen3_5"] = "llama",
     num_layers: int = 6,
     hidden_size: int = 64,
     vocab_size: int = VOCAB_SIZE,
@@ -65,10 +72,14 @@ def write_tiny_target(
 ) -> Path:
     """Writes a random target (4 query heads, 2 key-value heads) with its tokenizer; returns the folder."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+    import transformers as hf
 
-    kinds = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}
-    config_class, model_class = kinds[family]
+    kinds = {
+        "llama": (hf.LlamaConfig, hf.LlamaForCausalLM, {}),
+        "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM, {}),
+        "qwen3_5": (hf.Qwen3_5TextConfig, hf.Qwen3_5ForCausalLM, _LINEAR_ATTENTION),
+    }
+    config_class, model_class, own = kinds[family]
     config = config_class(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -85,6 +96,7 @@ def write_tiny_target(
         bos_token_id=IM_START_ID,
         eos_token_id=IM_END_ID,
         pad_token_id=END_OF_TEXT_ID,
+        **own,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -3,7 +3,7 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 
@@ -43,8 +43,11 @@ class Line(NamedTuple):
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory) -> Line:
-    folder = tmp_path_factory.mktemp("line")
-    target_folder = write_tiny_target(folder / "target")
+    return make_line(tmp_path_factory.mktemp("line"), "llama")
+
+
+def make_line(folder: Path, family: Literal["llama", "qwen3_5"]) -> Line:
+    target_folder = write_tiny_target(folder / "target", family=family)
     chat, target = open_chat(target_folder), load_target(target_folder)
     rows = []
     for index in range(NUM_ROWS):
@@ -206,6 +209,12 @@ def test_prompts_alone_are_decoded_with_an_exported_drafter(line, tmp_path):
     content = card["content"]
     assert (content["num_requests"], content["num_decoded"], content["tau_untrained"]) == (2, 2, None)
     assert len(content["left_out"]) == 2
+
+
+def test_a_hybrid_target_is_evaluated_as_any_other(tmp_path):
+    content = run(settings(make_line(tmp_path, "qwen3_5"), tmp_path / "out"))["content"]
+    assert (content["num_requests"], content["num_decoded"], content["lossless"]) == (6, 3, True)
+    assert 1.0 <= content["tau_untrained"] < content["tau"] < 4.0
 
 
 @pytest.mark.parametrize("named", ["", "checkpoints/step-00000008", "checkpoints/step-00000008/"])

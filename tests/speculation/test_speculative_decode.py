@@ -1,20 +1,22 @@
 """Promises: speculative decoding gives the target's greedy answer, counts every cycle, and stops at a stop token."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from draftmill.contracts.acceptance import num_accepted, summarize
 from draftmill.contracts.errors import InputError
 from draftmill.extract.target import Target, freeze, load_target
 from draftmill.model.attention import DenseAttention
 from draftmill.model.mask import one_document
-from draftmill.speculation.decode import Limits, Pair, decode_plainly, decode_speculatively, refuse_recurrent
+from draftmill.speculation.decode import Limits, Pair, decode_plainly, decode_speculatively
 from draftmill.speculation.walk import ANCHORS_PER_PASS, walk_answer
 from tiny import write_tiny_target
 from tiny_drafter import overfit_drafter, random_drafter, tiny_shape
+from tiny_families import tiny_model
 
 pytestmark = pytest.mark.torch
 
@@ -186,14 +188,20 @@ def test_a_target_with_sliding_layers_is_cropped_right():
         assert decode_plainly(target, prompt, limits(max_new_tokens=12)).token_ids == got.token_ids
 
 
-def test_a_target_with_recurrent_state_is_refused():
-    config = Qwen3_5TextConfig(
-        vocab_size=64, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-        intermediate_size=32, linear_num_key_heads=1, linear_num_value_heads=2,
-    )  # fmt: skip
-    target = freeze(Qwen3_5ForCausalLM(config))
-    with pytest.raises(InputError, match="recurrent state"):
-        refuse_recurrent(target)
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_a_target_with_recurrent_state_is_put_back_to_what_was_kept(family: str) -> None:
+    target = freeze(tiny_model(family))
+    prompt = [5, 90, 17, 44, 3]
+    answer = decode_plainly(target, prompt, limits()).token_ids
+    shape = replace(tiny_shape(target), mask_id=95)
+    pair = Pair.of(target, overfit_drafter(target, shape, prompt, answer, num_steps=8))
+    token_ids, emitted = naive_cycles(pair, prompt, NEW_TOKENS)
+    assert len(set(emitted)) > 1, "the case must hold accepted and refused drafts"
+    assert token_ids == list(answer)
+    for prefill_tokens in (2048, 2):
+        got = decode_speculatively(pair, prompt, limits(prefill_tokens=prefill_tokens))
+        assert (list(got.token_ids), list(got.emitted)) == (token_ids, emitted)
+    assert list(walk_answer(pair, prompt, answer).emitted) == emitted
 
 
 def test_a_drafter_of_another_target_is_refused(target, tmp_path: Path):

@@ -114,14 +114,14 @@ def test_prompts_without_an_answer_are_only_decoded(
         held_out(target, requests, eval_max_new_tokens=512)
 
 
-def test_a_target_with_recurrent_state_is_walked_and_not_decoded() -> None:
+def test_a_target_with_recurrent_state_is_decoded_as_it_is_walked() -> None:
     hybrid = freeze(tiny_model("qwen3_5"))
-    known = [Request("r", "all", (5, 6, 7), tuple(range(10, 30)))]
-    with pytest.raises(InputError, match="eval_decode_prompts = 0"):
-        held_out(hybrid, known)
-    shape = replace(tiny_shape(hybrid), mask_id=90)
-    figures = held_out(hybrid, known, eval_decode_prompts=0).measure(random_drafter(shape))
-    assert figures["tau"] is None and 1 <= figures["tau_walked"] <= shape.block_size
+    prompt = (5, 90, 17, 44, 3)
+    answer = decode_plainly(hybrid, prompt, LIMITS).token_ids
+    drafter = overfit_drafter(hybrid, replace(tiny_shape(hybrid), mask_id=95), prompt, answer, num_steps=8)
+    figures = held_out(hybrid, [Request("r", "all", prompt, answer)]).measure(drafter)
+    assert 1.1 < figures["tau"] < 4, "the case must hold accepted and refused drafts"
+    assert figures["tau"] == figures["tau_walked"]
 
 
 def test_a_run_is_measured_at_its_own_steps_and_at_its_last() -> None:

@@ -14,7 +14,7 @@ from draftmill.extract.target import load_target
 from draftmill.model.checkpoint import load_drafter
 from draftmill.progress import Progress
 from draftmill.settings.evaluate import EvaluateSettings
-from draftmill.speculation.decode import Limits, Pair, decode_plainly, decode_speculatively, refuse_recurrent
+from draftmill.speculation.decode import Limits, Pair, decode_plainly, decode_speculatively
 from draftmill.speculation.requests import Request
 from draftmill.speculation.walk import walk_answer
 from draftmill.storage.sets import SetWriter
@@ -33,7 +33,6 @@ def open_bench(sources: Sources, stop_ids: frozenset[int], settings: EvaluateSet
     """Loads target and drafters; InputError where they do not belong together."""
     torch.set_num_threads(settings.threads)
     target = load_target(sources.target)
-    refuse_recurrent(target)
     return Bench(
         Pair.of(target, load_drafter(sources.drafter)),
         Pair.of(target, load_drafter(sources.untrained)) if sources.untrained else None,

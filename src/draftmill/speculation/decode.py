@@ -1,8 +1,8 @@
 """Greedy decoding of one prompt: by the target alone, and losslessly with a drafter before it.
 
 A cycle drafts B - 1 tokens behind the last one (the anchor), lets the target verify the block in one pass, keeps the
-leading run that equals the target's own choice and adds the target's next token. The target's cache is cropped back to
-what was kept; the drafter's never holds a block.
+leading run that equals the target's own choice and adds the target's next token. The target is put back to what was
+kept (`sequence.py`); the drafter's cache never holds a block.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import DynamicCache
 
 from draftmill.contracts.acceptance import num_accepted
 from draftmill.contracts.errors import InputError
@@ -20,6 +19,7 @@ from draftmill.extract.target import Target
 from draftmill.model.cache import DraftCache
 from draftmill.model.drafter import Drafter
 from draftmill.model.heads import likeliest
+from draftmill.speculation.sequence import CachedTarget
 
 
 @dataclass(frozen=True)
@@ -108,60 +108,17 @@ def best(logits_QV: Float[Tensor, "Q V"]) -> Choice:
     return Choice(tuple(ids_Q.tolist()), tuple(gaps_Q.tolist()))
 
 
-class CachedTarget:
-    """One sequence on its way through the target, with the keys and values of what was kept of it."""
-
-    def __init__(self, target: Target) -> None:
-        refuse_recurrent(target)
-        self._target = target
-        self._cache = DynamicCache(config=target.config)
-        # Sliding layers keep what lies behind their window until they are told what stays.
-        self._cache.activate_past_recording()
-
-    def forward(self, token_ids: Sequence[int], num_logits: int) -> Float[Tensor, "Q V"]:
-        """Reads further tokens; the logits after the last `num_logits` of them."""
-        ids_1T = torch.tensor([token_ids], device=self._target.device)
-        # Positional, because transformers 5.24 renamed past_key_values to cache: (ids, mask, positions, cache).
-        output = self._target.model(ids_1T, None, None, self._cache, use_cache=True, logits_to_keep=num_logits)
-        return output.logits[0]
-
-    def forget(self, count: int) -> None:
-        """Crops the last `count` tokens away. To be called after every pass, also with 0."""
-        self._cache.crop(-count)
-
-
-def is_recurrent(target: Target) -> bool:
-    """Whether some layer keeps a state of all it has read, which no crop takes back."""
-    return "linear_attention" in (target.config.to_dict().get("layer_types") or ())
-
-
-def refuse_recurrent(target: Target) -> None:
-    """InputError for a target with recurrent state, which a crop of its cache cannot put back."""
-    if is_recurrent(target):
-        raise InputError(
-            f"{type(target.model).__name__} keeps recurrent state (linear_attention layers), which draftmill cannot "
-            "put back to an accepted prefix yet: evaluate this drafter in a serving engine"
-        )
-
-
 @torch.no_grad()
 def decode_plainly(target: Target, prompt_ids: Sequence[int], limits: Limits) -> Choice:
     """The target's own greedy answer, one token a pass."""
     sequence = CachedTarget(target)
-    chosen = [_next(sequence, chunk) for chunk in limits.chunks(prompt_ids)][-1]
+    chosen = [best(sequence.read(chunk)) for chunk in limits.chunks(prompt_ids)][-1]
     token_ids, gaps = list(chosen.token_ids), list(chosen.gaps)
     while not limits.is_complete(token_ids):
-        chosen = _next(sequence, token_ids[-1:])
+        chosen = best(sequence.read(token_ids[-1:]))
         token_ids.extend(chosen.token_ids)
         gaps.extend(chosen.gaps)
     return Choice(tuple(token_ids), tuple(gaps))
-
-
-def _next(sequence: CachedTarget, token_ids: Sequence[int]) -> Choice:
-    """The choice after `token_ids`, all of which are kept."""
-    chosen = best(sequence.forward(token_ids, 1))
-    sequence.forget(0)
-    return chosen
 
 
 @torch.no_grad()
@@ -174,10 +131,10 @@ def decode_speculatively(pair: Pair, prompt_ids: Sequence[int], limits: Limits) 
         draft = _draft(pair, context, features_TF, token_ids[-1])
         block = [token_ids[-1], *draft.token_ids]
         with pair.reader.capturing() as captured:
-            truth = best(sequence.forward(block, len(block))).token_ids
+            truth = best(sequence.propose(block)).token_ids
         room = limits.max_new_tokens - len(token_ids)
         new = limits.cut(truth[: num_accepted(draft.token_ids, truth) + 1])[:room]
-        sequence.forget(len(block) - len(new))
+        sequence.keep(len(new))
         features_TF = captured.features()[0, : len(new)]
         token_ids += new
         emitted.append(len(new))
@@ -192,7 +149,7 @@ def _prefill(
     token_ids, features = [], []
     for chunk in limits.chunks(prompt_ids):
         with pair.reader.capturing() as captured:
-            token_ids = list(_next(sequence, chunk).token_ids)
+            token_ids = list(best(sequence.read(chunk)).token_ids)
         features.append(captured.features()[0])
     return token_ids, torch.cat(features)
 

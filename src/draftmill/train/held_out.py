@@ -20,7 +20,7 @@ from draftmill.model.checkpoint import copy_of
 from draftmill.model.drafter import Drafter
 from draftmill.settings.evaluate import EvaluateSettings
 from draftmill.settings.train import TrainSettings
-from draftmill.speculation.decode import Limits, Pair, decode_speculatively, is_recurrent
+from draftmill.speculation.decode import Limits, Pair, decode_speculatively
 from draftmill.speculation.leak import warn_of_leak
 from draftmill.speculation.requests import Request, choose
 from draftmill.speculation.walk import walk_answer
@@ -44,11 +44,6 @@ class HeldOut:
         answered = [request for request in fitting if request.answer_ids]
         self.decoded = _some(fitting, settings.eval_decode_prompts, settings.seed)
         self.walked = _some(answered, settings.eval_walk_prompts, settings.seed)
-        if self.decoded and is_recurrent(target):
-            raise InputError(
-                f"{type(target.model).__name__} keeps recurrent state, which draftmill cannot put back to an accepted "
-                "prefix yet: set eval_decode_prompts = 0, so that known answers are walked and nothing is decoded"
-            )
         if not self.decoded and not self.walked:
             raise InputError(
                 f"{', '.join(settings.eval_input)}: none of {len(requests)} held-out prompts can be used: "
