@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
+import torch
 
 from completion_sets import write_completions
 from draftmill.chat.chat import open_chat
@@ -209,6 +210,12 @@ def test_prompts_alone_are_decoded_with_an_exported_drafter(line, tmp_path):
     content = card["content"]
     assert (content["num_requests"], content["num_decoded"], content["tau_untrained"]) == (2, 2, None)
     assert len(content["left_out"]) == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_device_that_is_not_there_is_told(line, tmp_path):
+    with pytest.raises(RecipeError, match=r'device = "cuda": torch finds no CUDA device'):
+        run(settings(line, tmp_path, device="cuda"))
 
 
 def test_a_hybrid_target_is_evaluated_as_any_other(tmp_path):

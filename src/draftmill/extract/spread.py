@@ -24,6 +24,17 @@ from draftmill.extract.target import Ends, Target
 Part = TypeVar("Part", bound=nn.Module)
 
 
+def device_kind(named: str) -> str:
+    """cpu or cuda, as `named`, or for `auto` as there is; RecipeError where CUDA is wanted and torch finds none."""
+    found = torch.cuda.is_available()
+    if named == "cuda" and not found:
+        raise RecipeError(
+            'device = "cuda": torch finds no CUDA device here (look at nvidia-smi and at the build of torch); leave '
+            'device at "auto" to work on the CPU'
+        )
+    return ("cuda" if found else "cpu") if named == "auto" else named
+
+
 def place(target: Target, devices: Sequence[torch.device]) -> None:
     """Moves a target to a device, or spreads it over several; an error where it cannot be spread over so many."""
     if len(devices) == 1:

@@ -1,5 +1,7 @@
 """Settings of `draftmill evaluate`."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from draftmill.settings.base import RoomSettings
@@ -27,6 +29,8 @@ class EvaluateSettings(RoomSettings):
     """Families reported beside the others and left out of the headline figures; may be given more than once."""
     prefill_tokens: int = Field(2048, ge=1)
     """Prompt tokens the target reads in one pass."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to decode, in float32; auto takes a CUDA device where there is one."""
     threads: int = Field(1, ge=1)
     """CPU threads of the decoding; figures are equal to the last bit at the same number only."""
     seed: int = 0

@@ -77,7 +77,7 @@ class Pair:
 
     @staticmethod
     def of(target: Target, drafter: Drafter) -> "Pair":
-        """The pair, in the target's dtype; InputError where the drafter was made for another target."""
+        """The pair, in the target's dtype and where it is; InputError where the drafter was made for another target."""
         shape = drafter.shape
         theirs = (shape.hidden_size, shape.vocab_size, shape.num_target_layers)
         ours = (target.hidden_size, target.vocab_size, target.num_layers)
@@ -86,7 +86,8 @@ class Pair:
                 f"this drafter was trained for a target of (hidden size, vocabulary, layers) {theirs}, "
                 f"but the target given has {ours}: name the target it was trained with"
             )
-        return Pair(target, drafter.to(target.embed.weight.dtype), TapReader(target, shape.tap_ids))
+        drafter = drafter.to(target.device, target.embed.weight.dtype)
+        return Pair(target, drafter, TapReader(target, shape.tap_ids))
 
     def block_ids(self, anchors_N: Int[Tensor, "N"]) -> Int[Tensor, "N B"]:
         """Blocks as the drafter is given them: the anchor's token, then MASK."""

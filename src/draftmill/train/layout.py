@@ -16,6 +16,7 @@ from math import lcm
 import torch
 
 from draftmill.contracts.errors import RecipeError
+from draftmill.extract.spread import device_kind
 from draftmill.settings.train import TrainSettings
 from draftmill.train.rows import PlannedRow
 
@@ -69,11 +70,7 @@ class Layout:
 
 def layout_of(settings: TrainSettings) -> Layout:
     """The layout that settings and torchrun ask for; RecipeError where they disagree or CUDA is not there."""
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise RecipeError(
-            'device = "cuda": torch finds no CUDA device here (look at nvidia-smi and at the build of torch); leave '
-            'device at "auto" to train on the CPU'
-        )
+    device_kind(settings.device)
     started = started_ranks()
     if settings.placement == "split":
         layout = Layout(settings.drafter_ranks, settings.target_ranks, is_split=True)
@@ -106,9 +103,7 @@ class Seat:
 
 def devices_of(settings: TrainSettings, layout: Layout) -> tuple[torch.device, ...]:
     """The devices of this rank; the first is its own, where it trains, and where hidden states are brought."""
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    kind = found if settings.device == "auto" else settings.device
-    if kind == "cpu":
+    if device_kind(settings.device) == "cpu":
         if settings.target_gpus > 1:
             raise RecipeError(
                 f"target_gpus {settings.target_gpus}: torch finds no CUDA device here to spread a target over; set "
