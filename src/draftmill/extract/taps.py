@@ -73,24 +73,16 @@ class Extractor(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class TapReader:
     """Reads features of `target` at `tap_ids` (distinct, ascending, never the last layer)."""
 
-    target: Target
-    tap_ids: tuple[int, ...]
-    has_last: bool
-    """Whether the last layer's output is read beside the features."""
-    _trunk: nn.Module
-    """The target's backbone without the layers that nothing read depends on."""
-
     def __init__(self, target: Target, tap_ids: Sequence[int], *, has_last: bool = False) -> None:
-        checked = check_tap_ids(tap_ids, target.num_layers)
-        object.__setattr__(self, "target", target)
-        object.__setattr__(self, "tap_ids", checked)
-        object.__setattr__(self, "has_last", has_last)
-        num_layers = target.num_layers if has_last else checked[-1] + 1
-        object.__setattr__(self, "_trunk", _trunk(target, num_layers=num_layers))
+        """`has_last`: the last layer's output is read beside the features."""
+        self.target = target
+        self.tap_ids = check_tap_ids(tap_ids, target.num_layers)
+        self.has_last = has_last
+        # Layers that nothing read depends on are not run.
+        self._trunk = _trunk(target, target.num_layers if has_last else self.tap_ids[-1] + 1)
 
     def read(self, input_ids_RT: Int[Tensor, "R T"], lengths_R: Int[Tensor, "R"]) -> Float[Tensor, "R T KH"]:
         """Features of right-padded rows: one document a row, `lengths_R` tokens of it; zero in the padding."""
