@@ -3,7 +3,7 @@
 import pytest
 
 from draftmill.contracts.errors import RecipeError
-from draftmill.contracts.taps import check_tap_ids, default_tap_ids
+from draftmill.contracts.taps import check_tap_ids, chosen_tap_ids, default_tap_ids
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,10 @@ def test_the_last_layer_is_refused_with_the_reason() -> None:
 def test_repeated_unordered_and_foreign_ids_are_refused(tap_ids: list[int]) -> None:
     with pytest.raises(RecipeError):
         check_tap_ids(tap_ids, 32)
+
+
+def test_named_ids_win_over_a_number_of_them() -> None:
+    assert chosen_tap_ids((3, 5), 5, 32) == (3, 5)
+    assert chosen_tap_ids((), 5, 32) == default_tap_ids(32, 5)
+    with pytest.raises(RecipeError, match="before the final norm"):
+        chosen_tap_ids((3, 31), 5, 32)

@@ -113,8 +113,7 @@ def trained(
     layout = one_document(anchors, LENGTH, BLOCK)
     block_ids = torch.full((len(ANCHORS), BLOCK), MASK_ID)
     block_ids[:, 0] = bench.ids_T[anchors]
-    windows = [bench.drafter.shape.window(i) for i in range(2)]
-    attend = attend_of(layout) if attend_of else GroupedAttention(layout, windows)
+    attend = attend_of(layout) if attend_of else GroupedAttention(layout, bench.drafter.shape.windows)
     seen = layout if not position_shift else ShiftedBlocks(**vars(layout))
     context = bench.drafter.project(features)
     hidden = bench.drafter(bench.target.embed(block_ids).flatten(0, 1), context, seen, attend)
@@ -192,7 +191,7 @@ def test_features_at_or_after_an_anchor_do_not_reach_its_block(bench: Bench) -> 
     anchors = torch.tensor(ANCHORS)
     layout = one_document(anchors, LENGTH, BLOCK)
     embeds = torch.randn(len(ANCHORS) * BLOCK, 64)
-    attend = GroupedAttention(layout, [bench.drafter.shape.window(i) for i in range(2)])
+    attend = GroupedAttention(layout, bench.drafter.shape.windows)
 
     def blocks(features: torch.Tensor) -> torch.Tensor:
         hidden = bench.drafter(embeds, bench.drafter.project(features), layout, attend)
@@ -211,10 +210,10 @@ def test_features_at_or_after_an_anchor_do_not_reach_its_block(bench: Bench) -> 
 def test_packed_documents_are_drafted_as_if_alone(bench: Bench) -> None:
     first, second = torch.randn(9, len(TAPS) * 64), torch.randn(14, len(TAPS) * 64)
     embeds = torch.randn(2 * BLOCK, 64)
-    windows = [bench.drafter.shape.window(i) for i in range(2)]
 
     def run(features: torch.Tensor, embeds: torch.Tensor, layout: BlockLayout) -> torch.Tensor:
-        return bench.drafter(embeds, bench.drafter.project(features), layout, GroupedAttention(layout, windows))
+        attend = GroupedAttention(layout, bench.drafter.shape.windows)
+        return bench.drafter(embeds, bench.drafter.project(features), layout, attend)
 
     alone = [
         run(first, embeds[:BLOCK], one_document(torch.tensor([6]), 9, BLOCK)),

@@ -27,6 +27,11 @@ def _spread(num_layers: int, num_taps: int) -> tuple[int, ...]:
     return tuple(round(1 + k * (num_layers - 4) / (num_taps - 1)) for k in range(num_taps))
 
 
+def chosen_tap_ids(named: Sequence[int], num_taps: int, num_layers: int) -> tuple[int, ...]:
+    """The tap ids that settings ask for: those they name, checked, or `num_taps` spread evenly."""
+    return check_tap_ids(named, num_layers) if named else default_tap_ids(num_layers, num_taps)
+
+
 def check_tap_ids(tap_ids: Sequence[int], num_layers: int) -> tuple[int, ...]:
     """The ids unchanged if they are distinct, ascending and in [0, num_layers - 2]; RecipeError otherwise."""
     ids = tuple(tap_ids)

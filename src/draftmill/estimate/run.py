@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from draftmill.contracts.errors import InputError
-from draftmill.contracts.taps import check_tap_ids, default_tap_ids
+from draftmill.contracts.taps import chosen_tap_ids
 from draftmill.estimate.cost import Workload, cost
 from draftmill.estimate.drafter import DrafterSize
 from draftmill.estimate.table import readable
@@ -20,21 +20,19 @@ from draftmill.storage.sets import open_set
 def run(settings: EstimateSettings) -> dict[str, Any]:
     """Prints the estimate for people and returns it; nothing is written, so that a dry run differs in nothing."""
     target = read_target_size(locate(settings.target, weights=False))
-    drafter = drafter_of(settings, target)
-    tap_ids = check_tap_ids(
-        settings.tap_ids or default_tap_ids(len(target.layers), settings.num_taps), len(target.layers)
-    )
+    tap_ids = chosen_tap_ids(settings.tap_ids, settings.num_taps, len(target.layers))
+    drafter = drafter_of(settings, target, len(tap_ids))
     figures = cost(target, drafter, tap_ids, workload(settings), settings.achieved_tflops)
     sys.stderr.write(readable(figures))
     return {"room": "estimate", "dry_run": settings.dry_run, "target": settings.target, **figures}
 
 
-def drafter_of(settings: EstimateSettings, target: TargetSize) -> DrafterSize:
+def drafter_of(settings: EstimateSettings, target: TargetSize, num_taps: int) -> DrafterSize:
     """The drafter's shape: the target's own where the settings say nothing."""
     return DrafterSize(
         hidden_size=target.hidden_size,
         num_layers=settings.num_layers,
-        num_taps=len(settings.tap_ids) or settings.num_taps,
+        num_taps=num_taps,
         block_size=settings.block_size,
         num_heads=settings.num_heads or target.num_heads,
         num_kv_heads=settings.num_kv_heads or target.num_kv_heads,

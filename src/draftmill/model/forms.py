@@ -6,7 +6,6 @@ flex     compiled kernels under a block mask             CUDA; wants constant sh
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,5 +52,4 @@ def attention_form(wanted: Literal["auto"] | FormName, shape: DrafterShape, devi
     if name == "flex" and device.type != "cuda":
         raise RecipeError(f"attention = flex trains on CUDA only, and this run is on {device.type}: leave it at auto")
     log.info("attention: %s, on %s", name, device)
-    windows: Sequence[int | None] = [shape.window(layer) for layer in range(shape.num_layers)]
-    return AttentionForm(name, tuple(windows), shape.head_dim)
+    return AttentionForm(name, shape.windows, shape.head_dim)

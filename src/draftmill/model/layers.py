@@ -76,7 +76,7 @@ class DrafterLayer(nn.Module):
 
     def __init__(self, shape: DrafterShape, index: int) -> None:
         super().__init__()
-        self.window = shape.window(index)
+        self.window = shape.windows[index]
         self.input_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = BlockAttention(shape)
         self.post_attention_layernorm = RmsNorm(shape.hidden_size, shape.rms_norm_eps)

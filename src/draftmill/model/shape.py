@@ -68,9 +68,10 @@ class DrafterShape:
         """Whether blocks are causal inside: False when all layers are full, True when all slide, None when mixed."""
         return (self.layer_types[0] == SLIDING) if len(set(self.layer_types)) == 1 else None
 
-    def window(self, layer: int) -> int | None:
-        """How far back layer `layer` looks, in tokens, itself included; None on full attention layers."""
-        return self.sliding_window if self.layer_types[layer] == SLIDING else None
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How far back each layer looks, in tokens, itself included; None for full attention layers."""
+        return tuple(self.sliding_window if kind == SLIDING else None for kind in self.layer_types)
 
     def to_config(self) -> dict[str, Any]:
         """The `config.json` of the z-lab layout."""

@@ -57,10 +57,9 @@ def _pass(
     """Some consecutive anchors of one answer, in the layout of training."""
     shape = pair.drafter.shape
     layout = one_document(anchors_N, len(ids_T), shape.block_size)
-    windows = [shape.window(layer) for layer in range(shape.num_layers)]
     anchor_ids_N = ids_T[anchors_N]
     embeds_QH = pair.target.embed(pair.block_ids(anchor_ids_N).flatten())
-    hidden_QH = pair.drafter(embeds_QH, context_TH, layout, GroupedAttention(layout, windows))
+    hidden_QH = pair.drafter(embeds_QH, context_TH, layout, GroupedAttention(layout, shape.windows))
     hidden_NJH = hidden_QH.unflatten(0, (-1, shape.block_size))[:, 1:]
     blocks = max(1, ROWS_PER_HEAD_CALL // hidden_NJH.shape[1])
     for some_NJH, some_ids_N in zip(hidden_NJH.split(blocks), anchor_ids_N.split(blocks), strict=True):

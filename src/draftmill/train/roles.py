@@ -27,7 +27,7 @@ from draftmill.train.keep import Checkpoints
 from draftmill.train.logbook import Logbook, open_logbook
 from draftmill.train.loop import LossOf, Schedule, train
 from draftmill.train.ranks import RankLostError, Ranks
-from draftmill.train.start import initial_drafter, tap_ids_of
+from draftmill.train.start import drafter_shape, initial_drafter, tap_ids_of
 from draftmill.train.state import RunState, new_run
 from draftmill.train.transit import Arriving, Inbox, Outbox, Supply, Traffic, meet
 
@@ -127,7 +127,8 @@ def _loan(job: Job, target: Target) -> Loan:
 
 
 def _read_for_others(job: Job, target: Target) -> None:
-    traffic = _traffic(job, target.hidden_size, _first_step(job.ranks, None))
+    shape = drafter_shape(target, job.settings, job.data.mask_id)
+    traffic = _traffic(job, shape, _first_step(job.ranks, None))
     meet(job.ranks)
     outbox = Outbox(job.ranks, job.settings.in_flight_bytes, job.timeout)
     with listening() as stop:
@@ -147,8 +148,9 @@ def _learn(job: Job, loan: Loan, target: Target | None, checkpoints: Checkpoints
         checkpoints.start(state)
     _agree(job.ranks, state)
     first_step = _first_step(job.ranks, state)
-    source = _arriving(job, loan.ends, first_step) if target is None else _own_target(job, target)
-    schedule = schedule_of(job, source, loan.ends, state.drafter.shape)
+    shape = state.drafter.shape
+    source = _arriving(job, shape, first_step) if target is None else _own_target(job, target)
+    schedule = schedule_of(job, source, loan.ends, shape)
     with listening() as stop:
         job.data.heed(stop.check)
         if checkpoints is None:
@@ -196,25 +198,23 @@ def _first_step(ranks: Ranks, state: RunState | None) -> int:
     return step
 
 
-def _arriving(job: Job, ends: Ends, first_step: int) -> Arriving:
-    traffic = _traffic(job, ends.hidden_size, first_step)
-    num_features = traffic.width - (ends.hidden_size if job.settings.needs_last_state else 0)
+def _arriving(job: Job, shape: DrafterShape, first_step: int) -> Arriving:
+    traffic = _traffic(job, shape, first_step)
     meet(job.ranks)
     inbox = Inbox(job.ranks, traffic, job.settings.in_flight_bytes, job.timeout)
-    return Arriving(inbox.take, num_features)
+    return Arriving(inbox.take, shape.num_taps * shape.hidden_size)
 
 
-def _traffic(job: Job, hidden_size: int, first_step: int) -> Traffic:
-    """What crosses between target and drafter ranks."""
+def _traffic(job: Job, shape: DrafterShape, first_step: int) -> Traffic:
+    """What crosses between target and drafter ranks, for a drafter of this shape."""
     settings, data = job.settings, job.data
-    num_read = (len(settings.tap_ids) or settings.num_taps) + int(settings.needs_last_state)
     return Traffic(
         micros_of=data.rows.micros_of,
         is_known=data.rows.is_known,
         first_step=first_step,
         num_steps=data.num_steps,
         draws_per_pass=settings.draws_per_pass,
-        width=num_read * hidden_size,
+        width=(shape.num_taps + int(settings.needs_last_state)) * shape.hidden_size,
         dtype=job.dtype,
     )
 

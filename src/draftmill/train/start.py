@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from draftmill.contracts.errors import RecipeError
-from draftmill.contracts.taps import check_tap_ids, default_tap_ids
+from draftmill.contracts.taps import chosen_tap_ids
 from draftmill.extract.quantized import is_plain_float
 from draftmill.extract.target import Target
 from draftmill.model.checkpoint import load_drafter
@@ -42,9 +42,7 @@ _COPIED_IF_THERE = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 def tap_ids_of(target: Target, settings: TrainSettings) -> tuple[int, ...]:
     """The target layers that are read: the recipe's, or `num_taps` spread evenly."""
-    if settings.tap_ids:
-        return check_tap_ids(settings.tap_ids, target.num_layers)
-    return default_tap_ids(target.num_layers, settings.num_taps)
+    return chosen_tap_ids(settings.tap_ids, settings.num_taps, target.num_layers)
 
 
 def drafter_shape(target: Target, settings: TrainSettings, mask_id: int) -> DrafterShape:
