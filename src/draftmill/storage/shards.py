@@ -28,11 +28,6 @@ class Shards:
         self._held = {name: size for _, name, size in sorted(_files(self._folder))}
         self._ahead: Errand[None] | None = None
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all copies."""
-        return sum(self._held.values())
-
     def holds(self, file: InputFile) -> bool:
         """Whether the file is there without being fetched."""
         return self._parts.is_local or _name(file) in self._held

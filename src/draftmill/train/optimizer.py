@@ -58,10 +58,6 @@ class Optimizer:
         for part in self._parts:
             part.rule.zero_grad(set_to_none=True)
 
-    def moved_by(self, rule: type[torch.optim.Optimizer]) -> set[str]:
-        """The names of the parameters that torch's `rule` moves."""
-        return {name for part in self._parts if isinstance(part.rule, rule) for name in part.parameters}
-
     def tensors(self) -> dict[str, Tensor]:
         """Everything kept between steps, on the CPU, by `what.parameter`; empty before the first step."""
         return {
