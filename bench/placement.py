@@ -134,7 +134,7 @@ class Side:
             for phase, fracs in idle.items():
                 fracs.append(sums.frac(phase))
 
-        settings, rule = self.settings, BatchRule.of(self.settings, is_constant=False)
+        settings, rule = self.settings, BatchRule.of(self.settings, is_constant=False, num_drafters=1)
         run = new_run(initial_drafter(self.target, settings, MASK_ID), settings)
         attention = attention_form("auto", run.drafter.shape, self.target.device)
         batches = Batches(samples_of, self.source(name), run.drafter.shape, 0, rule)  # type: ignore[arg-type]

@@ -70,9 +70,9 @@ def batch_of(docs: Sequence[Sample], anchors: Sequence[IntArray], rule: BatchRul
     return (packed.filled(rule) if rule else packed).with_states(CountedFeatures().states_of(docs), MASK_ID)
 
 
-def size_of(**changed: object) -> BatchRule:
+def size_of(num_drafters: int = 1, **changed: object) -> BatchRule:
     settings = TrainSettings(input="i", output=("o",), target="t", max_tokens=64, num_anchors=16, **changed)  # type: ignore[arg-type]
-    return BatchRule.of(settings, is_constant=False)
+    return BatchRule.of(settings, is_constant=False, num_drafters=num_drafters)
 
 
 def test_a_block_never_goes_on_into_the_next_document() -> None:
@@ -154,7 +154,11 @@ def test_filling_up_to_constant_shapes_adds_nothing_that_is_seen_or_learnt() -> 
     assert hidden(filled).isfinite().all()
 
 
-def test_further_draws_of_a_visit_ask_the_target_once_and_have_anchors_of_their_own(tmp_path: Path) -> None:
+# One of two drafter ranks has two of four rows of a step, and two or one of three.
+@pytest.mark.parametrize(("rows_per_step", "num_drafters"), [(2, 1), (4, 2), (3, 2)])
+def test_further_draws_of_a_visit_ask_the_target_once_and_have_anchors_of_their_own(
+    tmp_path: Path, rows_per_step: int, num_drafters: int
+) -> None:
     given: list[GivenSample] = [(f"s{i}", [5] * 30, [True] * 30) for i in range(4)]
     samples = SampleSet(open_samples(write_samples(tmp_path, given, "hash")))
     asked: list[list[str]] = []
@@ -164,7 +168,8 @@ def test_further_draws_of_a_visit_ask_the_target_once_and_have_anchors_of_their_
             asked.append([s.id for s in samples])
             return super().states_of(samples)
 
-    batches = Batches(samples, OwnTarget(Counting()), SHAPE, 7, size_of(draws_per_pass=3, rows_per_step=2))
+    rule = size_of(num_drafters, draws_per_pass=3, rows_per_step=rows_per_step)
+    batches = Batches(samples, OwnTarget(Counting()), SHAPE, 7, rule)
     rows = [PlannedRow(0, (i,), (6,), draw) for draw in range(3) for i in (0, 1)]
     anchors = [batches.batch_at(row).layout.anchors_N.tolist() for row in rows]
     assert asked == [["s0"], ["s1"]]

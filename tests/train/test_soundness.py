@@ -88,7 +88,7 @@ def test_what_stands_beside_a_poisoned_sample_is_learnt_from_as_if_it_stood_alon
     chosen = small_settings(folder, folder / "out")
     data = read_data(chosen, open_input(chosen), locate(chosen.target))
     shape = initial_drafter(load_target(folder / "target"), chosen, data.mask_id).shape
-    rule = BatchRule.of(chosen, is_constant=False)
+    rule = BatchRule.of(chosen, is_constant=False, num_drafters=1)
     bad, good = (Batches(data.samples, OwnTarget(SpoiltStates(v)), shape, 0, rule) for v in (float("nan"), 1.0))
     row = PlannedRow(0, (1, 2, 3), (3, 3, 3))
     spoilt, sound = bad.batch_at(row), good.batch_at(row)

@@ -52,14 +52,15 @@ class BatchRule:
     is_constant: bool
     """Whether every batch is filled up to `max_tokens` tokens and `num_anchors` blocks."""
     num_kept_rows: int
-    """Rows whose hidden states are kept, newest first: those that another draw will read."""
+    """Rows whose hidden states are kept, the newest: as many as this rank has in a step, for their further draws."""
     feature_noise: float
     """Standard deviation of what is added to features, as a share of their root mean square."""
 
     @staticmethod
-    def of(settings: TrainSettings, *, is_constant: bool) -> "BatchRule":
-        """The rule that settings ask for."""
-        num_kept = settings.rows_per_step if settings.draws_per_pass > 1 else 0
+    def of(settings: TrainSettings, *, is_constant: bool, num_drafters: int) -> "BatchRule":
+        """The rule that settings ask for, on one of so many drafter ranks, which the rows of a step are dealt to."""
+        num_own = -(-settings.rows_per_step // num_drafters)
+        num_kept = num_own if settings.draws_per_pass > 1 else 0
         sizes = settings.max_tokens, settings.num_anchors
         return BatchRule(*sizes, is_constant, num_kept, settings.feature_noise)
 

@@ -227,7 +227,8 @@ def schedule_of(job: Job, source: RowSource, ends: Ends, shape: DrafterShape) ->
     """Which rows each step takes, how they become batches, and what they cost."""
     settings, data = job.settings, job.data
     attention = attention_form(settings.attention, shape, ends.device)
-    rule = BatchRule.of(settings, is_constant=attention.wants_constant_shapes)
+    num_drafters = job.ranks.layout.num_drafters
+    rule = BatchRule.of(settings, is_constant=attention.wants_constant_shapes, num_drafters=num_drafters)
     batches = Batches(data.samples, source, shape, settings.seed, rule)
     seen_ids = data.gated.seen_ids() if settings.loss_vocab == "seen" else ()
     loss_of = LossOf(ends, settings, seen_ids, attention)
