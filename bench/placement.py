@@ -123,7 +123,7 @@ class Side:
             for row in self.traffic.rows():
                 source.read([samples_of[i] for i in row.samples])
         else:
-            outbox = Outbox(self.ranks, self.settings.in_flight_bytes, TIMEOUT)
+            outbox = Outbox(self.ranks, self.traffic, self.settings.in_flight_bytes, TIMEOUT)
             Supply(self.ranks, self.traffic, samples_of, self.own_target()).run(outbox, Stop())  # type: ignore[arg-type]
 
     def learn(self, name: str) -> dict[str, float]:
@@ -146,7 +146,7 @@ class Side:
     def probe(self) -> float:
         """Seconds that one row's states take between two ranks with nothing else to do, from the word to send them."""
         inbox = Inbox(self.ranks, self.traffic, 1, TIMEOUT) if self.ranks.has_drafter else None
-        outbox, states_TW = Outbox(self.ranks, 1, TIMEOUT), torch.zeros(TOKENS, self.traffic.width)
+        outbox, states_TW = Outbox(self.ranks, self.traffic, 1, TIMEOUT), torch.zeros(TOKENS, self.traffic.width)
         took = []
         for row in self.traffic.rows():
             self.ranks.tell(None)
@@ -155,7 +155,7 @@ class Side:
                 inbox.take()
                 took.append(time.perf_counter() - start)
             elif self.ranks.layout.target_of(row) == self.ranks.rank:
-                outbox.send(self.ranks.layout.drafter_of(row), states_TW, 0.0)
+                outbox.send(row, states_TW, 0.0)
                 outbox.settle()
         self.ranks.tell(None, source=self.ranks.layout.world - 1)  # which has nothing under way any more
         return median(took) if took else 0.0

@@ -1,6 +1,7 @@
 """Both sides of placement split know which rows cross, in which order and how long; what arrives is what was read."""
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from itertools import islice
 
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from draftmill.train.features import DocumentStates, Toll  # noqa: E402
+from draftmill.train.ranks import alone  # noqa: E402
 from draftmill.train.rows import PlannedRow  # noqa: E402
 from draftmill.train.samples import Sample  # noqa: E402
-from draftmill.train.transit import Arriving, Traffic, joined_states  # noqa: E402
+from draftmill.train.transit import Arriving, Outbox, Traffic, joined_states  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -73,3 +75,16 @@ def test_states_arrive_as_they_were_read(lengths: Sequence[int], has_last: bool)
             assert sent.last_TH is read.last_TH
         else:
             assert torch.equal(read.last_TH, sent.last_TH)
+
+
+@pytest.mark.parametrize("fault", ["dtype", "width", "length"])
+def test_states_that_the_other_side_makes_no_room_for_are_never_sent(fault: str) -> None:
+    row, cpu = micros_of(0)[1], torch.device("cpu")
+    states_TW = {
+        "dtype": torch.zeros(9, 8),
+        "width": torch.zeros(9, 6, dtype=torch.bfloat16),
+        "length": torch.zeros(8, 8, dtype=torch.bfloat16),
+    }[fault]
+    outbox = Outbox(alone(cpu), traffic(), 1 << 20, timedelta(seconds=1))
+    with pytest.raises(AssertionError, match=r"instead of \(9, 8, torch\.bfloat16\)"):
+        outbox.send(row, states_TW, 0.0)

@@ -130,7 +130,7 @@ def _read_for_others(job: Job, target: Target) -> None:
     shape = drafter_shape(target, job.settings, job.data.mask_id)
     traffic = _traffic(job, shape, _first_step(job.ranks, None))
     meet(job.ranks)
-    outbox = Outbox(job.ranks, job.settings.in_flight_bytes, job.timeout)
+    outbox = Outbox(job.ranks, traffic, job.settings.in_flight_bytes, job.timeout)
     with listening() as stop:
         job.data.heed(stop.check)
         Supply(job.ranks, traffic, job.data.samples, _own_target(job, target)).run(outbox, stop)

@@ -3,8 +3,9 @@
 A row's states travel as one tensor, T tokens of K * H numbers each (and H more where the last layer is read too), and
 after it three numbers on how it was come by. Both sides know from the plan which row comes next and how long it is, so
 nothing is announced: no header, no tag, only order. A receive that a drafter rank has posted is the credit that lets
-states cross; neither side holds more than `in_flight_bytes` of them, or one row's. While they cross the target reads
-the next row: gloo moves them on a thread, NCCL on a stream of its own, from device to device, staged on no host.
+states cross. Neither side has more than `in_flight_bytes` of them under way, or one row's; each holds those of the row
+that it is at work on besides, and a drafter rank those that further draws will read. While states cross the target
+reads the next row: gloo moves them on a thread, NCCL on a stream of its own, from device to device, staged on no host.
 
 On CUDA streams keep the order (as read in torch's `ProcessGroupNCCL.cpp`; not yet run on several GPUs):
 
@@ -74,6 +75,11 @@ class Traffic:
         """Bytes of a row's states."""
         return self.num_tokens(row) * self.width * self.dtype.itemsize
 
+    def check(self, row: PlannedRow, states_TW: Tensor) -> None:
+        """AssertionError where a row's states are not what room is made for: who takes them would read other ones."""
+        found, wanted = (*states_TW.shape, states_TW.dtype), (self.num_tokens(row), self.width, self.dtype)
+        assert found == wanted, f"states of (tokens, numbers a token, dtype) {found} instead of {wanted}"
+
 
 @dataclass(frozen=True)
 class _Parcel:
@@ -111,14 +117,17 @@ def meet(ranks: Ranks) -> None:
 class Outbox:
     """What a target rank has sent and nobody has taken yet."""
 
-    def __init__(self, ranks: Ranks, limit_bytes: int, timeout: timedelta) -> None:
+    def __init__(self, ranks: Ranks, traffic: Traffic, limit_bytes: int, timeout: timedelta) -> None:
         self._ranks = ranks
+        self._traffic = traffic
         self._limit_bytes = limit_bytes
         self._timeout = timeout
         self._under_way: deque[_Parcel] = deque()
 
-    def send(self, to: int, states_TW: Float[Tensor, "T W"], target_s: float) -> None:
+    def send(self, row: PlannedRow, states_TW: Float[Tensor, "T W"], target_s: float) -> None:
         """Sends a row's states once there is room; returns while they are under way."""
+        self._traffic.check(row, states_TW)
+        to = self._ranks.layout.drafter_of(row)
         start = time.perf_counter()
         while self._under_way and self._num_bytes() + states_TW.nbytes > self._limit_bytes:
             self._settle_oldest()
@@ -226,7 +235,7 @@ class Supply:
             if self.ranks.layout.target_of(row) == self.ranks.rank:
                 lengths = zip(row.samples, row.lengths, strict=True)
                 read = self.source.read([self.samples[i].cut(length) for i, length in lengths])
-                outbox.send(self.ranks.layout.drafter_of(row), joined_states(read.documents), read.toll.target_s)
+                outbox.send(row, joined_states(read.documents), read.toll.target_s)
                 stop.check()
         outbox.settle()
 
