@@ -11,8 +11,13 @@ from draftmill.storage.store import Store, sha256_of
 SHA256 = "sha256:"
 
 
+class RemovedError(StorageError):
+    """A file that is gone, though it was listed or has just been fetched."""
+
+
 def local_copy(store: Store, file: InputFile, folder: Path | None = None) -> Path:
-    """A local path with the bytes that `file` names; StorageError where they are missing, cut or different.
+    """A local path with the bytes that `file` names; StorageError where they are cut or different, and a
+    RemovedError where they are missing.
 
     An identity `sha256:…` is checked by content, a store's etag by size. Objects go to `folder`, or to the cache.
     """
@@ -20,17 +25,24 @@ def local_copy(store: Store, file: InputFile, folder: Path | None = None) -> Pat
     path = place or (folder or cache_folder() / "objects") / _object_name(store, file)
     if not path.is_file() and store.folder is None:
         store.fetch(file.key, path)
-    if not path.is_file():
-        raise StorageError(f"{path} is missing, but it was listed: make it or fetch it again")
-    differs = file.identity.startswith(SHA256) and sha256_of(path) != file.identity.removeprefix(SHA256)
-    if path.stat().st_size != file.size or differs:
+    try:
+        size = path.stat().st_size
+        is_whole = size == file.size and _has_content_of(path, file)
+    except FileNotFoundError as error:
+        raise RemovedError(f"{path} is missing, but it was listed: make it or fetch it again") from error
+    if not is_whole:
         witness = "its card says" if file.identity.startswith(SHA256) else "was listed"
         raise StorageError(
-            f"{store.url}/{file.key} is not what {witness} ({path.stat().st_size:,} of {file.size:,} bytes, or other "
+            f"{store.url}/{file.key} is not what {witness} ({size:,} of {file.size:,} bytes, or other "
             "content): it was cut or changed; fetch it again, or remove it and run what made it again (local copy: "
             f"{path})"
         )
     return path
+
+
+def _has_content_of(path: Path, file: InputFile) -> bool:
+    """Whether it has the sha256 that `file` is identified by; True where that is something else."""
+    return not file.identity.startswith(SHA256) or sha256_of(path) == file.identity.removeprefix(SHA256)
 
 
 def _object_name(store: Store, file: InputFile) -> str:

@@ -1,20 +1,27 @@
 """A set's parts as local files: where they lie on a local disk, or copies of which only so many bytes are kept.
 
 Copies are fetched ahead, checked against their sha256, and removed when others need the room, the one used longest ago
-first. Processes of a host share them: a file that another one still reads stays readable to it.
+first. Processes of a host share them, and each counts those that it has asked for: a file that another one has opened
+stays readable to it, and one that it was about to open is fetched again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from draftmill.contracts.cards import InputFile
 from draftmill.contracts.errors import DraftmillError, StorageError
 from draftmill.storage.cache import cache_folder
-from draftmill.storage.fetch import SHA256, local_copy
+from draftmill.storage.fetch import SHA256, RemovedError, local_copy
 from draftmill.storage.growing import GrowingSet
 from draftmill.storage.waiting import Errand
+
+T = TypeVar("T")
+
+# Another process removes a copy once, and again only when it has used it itself meanwhile.
+_MOST_FETCHES = 5
 
 
 class Shards:
@@ -32,12 +39,18 @@ class Shards:
         """Whether the file is there without being fetched."""
         return self._parts.is_local or _name(file) in self._held
 
-    def path(self, file: InputFile) -> Path:
-        """The file's local path, checked; fetched where it is not there yet."""
+    def read(self, file: InputFile, how: Callable[[Path], T]) -> T:
+        """What `how`, which opens it, makes of the file: checked, and fetched where it is not there."""
         self.settle()
         if self._parts.is_local:
-            return local_copy(self._parts.store, file)
-        return Errand(lambda: self._fetch(file)).result(self._parts.waiting.heed)
+            return how(local_copy(self._parts.store, file))
+        for _ in range(_MOST_FETCHES):
+            with suppress(RemovedError, FileNotFoundError):
+                return how(Errand(lambda: self._fetch(file)).result(self._parts.waiting.heed))
+        raise StorageError(
+            f"{self._parts.store.url}/{file.key} was fetched {_MOST_FETCHES} times, and other processes of this host "
+            f"removed it each time before it was opened: give copies more room than {self.limit_bytes:,} bytes"
+        )
 
     def fetch_ahead(self, index: int) -> None:
         """Fetches a part behind the reader's back, if it is there and fits beside what was used last."""

@@ -6,7 +6,9 @@ A sample's index counts from the first part of the plan on, so it is known as so
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,9 +52,9 @@ class SampleBatch:
 class _OpenPart:
     """A part that is mapped into memory."""
 
-    def __init__(self, path: str, file: str) -> None:
+    def __init__(self, file: str, path: Path) -> None:
         self.file = file
-        with pa.memory_map(path) as source, pa.ipc.open_stream(source) as stream:
+        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
             self.batches = [batch for batch in stream if batch.num_rows]
         self.starts = [0, *accumulate(batch.num_rows for batch in self.batches)]
 
@@ -103,7 +105,7 @@ class SampleSet:
     def _opened(self, index: int) -> _OpenPart:
         if index not in self._open:
             part = self.parts.part(index)
-            opened = _OpenPart(str(self._shards.path(part.file)), part.file.key)
+            opened = self._shards.read(part.file, partial(_OpenPart, part.file.key))
             if opened.starts[-1] != part.rows:
                 raise StorageError(
                     f"{self.parts.store.url}/{part.file.key} holds {opened.starts[-1]:,} samples, but its record says "
