@@ -21,6 +21,7 @@ from draftmill.contracts.errors import DraftmillError
 from draftmill.settings.train import TrainSettings
 from draftmill.train.clock import wait_for
 from draftmill.train.layout import Layout, devices_of, layout_of
+from draftmill.train.lending import pieces, put_together, taken_apart
 from draftmill.train.metrics import StepSums
 from draftmill.train.rows import PlannedRow
 
@@ -102,16 +103,23 @@ class Ranks:
 
     def lend(self, value: Any) -> None:
         """The first target rank gives every drafter rank a copy of what it needs before the first step."""
+        structure, tensors = taken_apart(value)
         with self.talking("the target's ends are sent"):
             for rank in range(self.layout.num_drafters):
-                dist.send_object_list([value], dst=rank, group=self.transfers)
+                dist.send_object_list([structure], dst=rank, group=self.transfers)
+                for piece in pieces(tensors):
+                    dist.send(piece, rank, group=self.transfers)
 
     def borrow(self) -> Any:
         """What the first target rank gives this drafter rank."""
-        lent: list[Any] = [None]
+        source, structure = self.layout.first_target, [b""]
         with self.talking("the target's ends are awaited"):
-            dist.recv_object_list(lent, src=self.layout.first_target, group=self.transfers)
-        return lent[0]
+            dist.recv_object_list(structure, src=source, group=self.transfers)
+        value, tensors = put_together(structure[0])
+        with self.talking("the target's ends are awaited"):
+            for piece in pieces(tensors):
+                dist.recv(piece, source, group=self.transfers)
+        return value
 
     def share_files(self, files: dict[str, bytes] | None) -> dict[str, bytes]:
         """Rank 0's files, on every drafter rank: raw bytes, for a checkpoint may be larger than what pickles well."""
