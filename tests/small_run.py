@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ import numpy as np
 from draftmill.chat.chat import open_chat
 from draftmill.contracts.errors import DataGateError
 from draftmill.settings.train import TrainSettings
+from draftmill.storage.checkpoints import step_folder
 from sample_sets import GivenSample, write_samples
 from tiny import write_tiny_target
 
@@ -22,9 +24,9 @@ SAVE_EVERY = 3
 SAMPLES = 11
 
 
-def write_small_run(place: Path) -> Path:
+def write_small_run(place: Path, hidden_size: int = 32) -> Path:
     """Writes target and samples of unequal lengths and masks; returns the folder."""
-    write_tiny_target(place / "target", num_layers=4, hidden_size=32)
+    write_tiny_target(place / "target", num_layers=4, hidden_size=hidden_size)
     rng = np.random.default_rng(0)
     given: list[GivenSample] = [
         (f"s{i}", rng.integers(0, 256, n).tolist(), [t >= n // 3 and t % 11 > 0 for t in range(n)])
@@ -57,6 +59,15 @@ def small_settings(folder: Path, *output: Path | str, **changed: object) -> Trai
         target=str(folder / "target"),
         **chosen,  # type: ignore[arg-type]
     )
+
+
+def stop_at(output: Path, copy: Path, step: int) -> None:
+    """A copy of a finished run's output as it stood when it had made `step` steps."""
+    shutil.copytree(output, copy)
+    (copy / "card.json").unlink()
+    for folder in (copy / "checkpoints").iterdir():
+        if folder.name > step_folder(step).rpartition("/")[2]:
+            shutil.rmtree(folder)
 
 
 def train_command(settings: TrainSettings) -> list[str]:

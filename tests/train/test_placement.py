@@ -1,7 +1,6 @@
 """Wherever target and drafter lie, and on how many ranks, a run ends in the same weights and has the same losses."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,15 @@ from safetensors.torch import load_file  # noqa: E402
 
 from draftmill.storage.checkpoints import step_folder  # noqa: E402
 from draftmill.train.run import run  # noqa: E402
-from small_run import NUM_STEPS, PLACEMENTS, SAVE_EVERY, run_in_turn, small_settings, write_small_run  # noqa: E402
+from small_run import (  # noqa: E402
+    NUM_STEPS,
+    PLACEMENTS,
+    SAVE_EVERY,
+    run_in_turn,
+    small_settings,
+    stop_at,
+    write_small_run,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -29,15 +36,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     turns = [{**changed, "output": (str(folder / name),)} for name, changed in PLACEMENTS.items()]
     run_in_turn(small_settings(folder, folder, **HARD), 4, turns)
     return folder
-
-
-def stop_at(output: Path, copy: Path, step: int) -> None:
-    """A copy of a run's output as it stood when it had made `step` steps."""
-    shutil.copytree(output, copy)
-    (copy / "card.json").unlink()
-    for folder in (copy / "checkpoints").iterdir():
-        if folder.name > step_folder(step).rpartition("/")[2]:
-            shutil.rmtree(folder)
 
 
 def weights(runs: Path, name: str, step: int = NUM_STEPS) -> dict[str, torch.Tensor]:
