@@ -1,18 +1,21 @@
 """Both sides of placement split know which rows cross, in which order and how long; what arrives is what was read."""
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from itertools import islice
+from itertools import islice, product
+from threading import Barrier
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 from draftmill.train.features import DocumentStates, Toll  # noqa: E402
-from draftmill.train.ranks import alone  # noqa: E402
+from draftmill.train.layout import Layout  # noqa: E402
+from draftmill.train.ranks import Ranks, alone  # noqa: E402
 from draftmill.train.rows import PlannedRow  # noqa: E402
 from draftmill.train.samples import Sample  # noqa: E402
-from draftmill.train.transit import Arriving, Outbox, Traffic, joined_states  # noqa: E402
+from draftmill.train.transit import Arriving, Outbox, Traffic, joined_states, meet  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -88,3 +91,31 @@ def test_states_that_the_other_side_makes_no_room_for_are_never_sent(fault: str)
     outbox = Outbox(alone(cpu), traffic(), 1 << 20, timedelta(seconds=1))
     with pytest.raises(AssertionError, match=r"instead of \(9, 8, torch\.bfloat16\)"):
         outbox.send(row, states_TW, 0.0)
+
+
+class Hesitant(Ranks):
+    """A rank that is joined to another as by NCCL: each of the two waits until the other has come."""
+
+    def __init__(self, layout: Layout, rank: int, doors: dict[tuple[int, int], Barrier]) -> None:
+        super().__init__(layout, rank, (torch.device("cpu"),), None)
+        self.doors = doors
+        self.met: list[tuple[int, int]] = []
+
+    def greet(self, source: int, to: int) -> None:
+        self.doors[source, to].wait(timeout=5)
+        self.met.append((source, to))
+
+
+@pytest.mark.parametrize(("num_drafters", "num_targets"), [(1, 1), (1, 3), (2, 2), (2, 3), (3, 2), (2, 4)])
+def test_all_ranks_that_rows_cross_between_meet_though_each_waits_for_the_other(
+    num_drafters: int, num_targets: int
+) -> None:
+    layout = Layout(num_drafters, num_targets, is_split=True)
+    doors = {pair: Barrier(2) for pair in product(range(num_drafters, layout.world), range(num_drafters))}
+    ranks = [Hesitant(layout, rank, doors) for rank in range(layout.world)]
+    with ThreadPoolExecutor(layout.world) as pool:
+        list(pool.map(meet, ranks))
+    rows = [row for step in range(NUM_STEPS) for row in micros_of(step)]
+    crossed = {(layout.target_of(row), layout.drafter_of(row)) for row in rows}
+    for rank in ranks:
+        assert sorted(rank.met) == sorted(pair for pair in crossed if rank.rank in pair)

@@ -44,7 +44,7 @@ class Groups:
     drafters: Group | None
     """Gradients and figures; None where there is one drafter rank, or this is none."""
     transfers: Group
-    """Hidden states alone, so that they never wait behind gradients."""
+    """What crosses between target and drafter ranks, so that it never waits behind gradients."""
 
 
 class Ranks:
@@ -84,7 +84,7 @@ class Ranks:
 
     @property
     def transfers(self) -> Group:
-        """The group that hidden states travel in; all ranks are in it."""
+        """The group that hidden states travel in, and what is lent before them; all ranks are in it."""
         assert self._groups is not None, "a rank alone sends nothing"
         return self._groups.transfers
 
@@ -100,6 +100,15 @@ class Ranks:
         with self.talking("what to do next is told"):
             dist.broadcast_object_list(said, src=source)
         return said[0]
+
+    def greet(self, source: int, to: int) -> None:
+        """Sends a number from one rank to another, of which this is one; the first message of a pair joins them."""
+        number = torch.zeros(1, device=self.device)
+        with self.talking("ranks that states cross between are joined"):
+            if self.rank == source:
+                dist.send(number, to, group=self.transfers)
+            else:
+                dist.recv(number, source, group=self.transfers)
 
     def lend(self, value: Any) -> None:
         """The first target rank gives every drafter rank a copy of what it needs before the first step."""

@@ -99,19 +99,15 @@ class _Parcel:
 
 
 def meet(ranks: Ranks) -> None:
-    """Has every pair of ranks that states cross between send one number, all of them in one order.
+    """Has every pair of ranks that states cross between pass one number on, all of them in one order.
 
     NCCL joins two ranks when they first talk, and neither goes on before the other has come. Left to the first states,
     a drafter that asks far ahead could wait for a target that waits for another drafter, which may be adding up
     gradients with the first: with three targets, two drafters and one row a step nobody would ever go on.
     """
-    number = torch.zeros(1, device=ranks.device)
     for target, drafter in ranks.layout.pairs():
-        with ranks.talking("ranks that states cross between are joined"):
-            if ranks.rank == target:
-                dist.send(number, drafter, group=ranks.transfers)
-            elif ranks.rank == drafter:
-                dist.recv(number, target, group=ranks.transfers)
+        if ranks.rank in (target, drafter):
+            ranks.greet(target, drafter)
 
 
 class Outbox:
