@@ -25,7 +25,7 @@ _MOST_FETCHES = 5
 
 
 class Shards:
-    """The files of `parts`; copies of at most `limit_bytes`, or of one part."""
+    """The files of `parts`; of copies this process keeps at most `limit_bytes`, or one part."""
 
     def __init__(self, parts: GrowingSet, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -36,7 +36,7 @@ class Shards:
         self._ahead: Errand[None] | None = None
 
     def holds(self, file: InputFile) -> bool:
-        """Whether the file is there without being fetched."""
+        """Whether this process keeps the file, as far as it knows."""
         return self._parts.is_local or _name(file) in self._held
 
     def read(self, file: InputFile, how: Callable[[Path], T]) -> T:
