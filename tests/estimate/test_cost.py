@@ -9,6 +9,7 @@ from draftmill.contracts.errors import InputError
 from draftmill.estimate.cost import Workload, cost
 from draftmill.estimate.drafter import DrafterSize
 from draftmill.estimate.run import run
+from draftmill.estimate.table import readable
 from draftmill.estimate.target import target_size
 from draftmill.settings.estimate import EstimateSettings
 from draftmill.storage.sets import open_set_writer
@@ -134,3 +135,18 @@ def test_a_folder_without_config_and_a_config_without_a_key_are_named(tmp_path):
         run(EstimateSettings(target=str(tmp_path)))
     with pytest.raises(InputError, match="num_attention_heads"):
         run(EstimateSettings(target=target_folder(tmp_path, {"hidden_size": 8})))
+
+
+@pytest.mark.parametrize(
+    ("hours", "says"),
+    [
+        (0.5, "time              0.5 h an epoch at 1 tokens/s, 1.0 h in all"),
+        (0.05, "time              3 min 00 s an epoch at 1 tokens/s, 0.1 h in all"),
+        (0.005, "time              18 s an epoch at 1 tokens/s, 36 s in all"),
+        (1e-6, "time              less than 1 s an epoch at 1 tokens/s, less than 1 s in all"),
+    ],
+)
+def test_times_of_small_jobs_are_told_in_minutes_and_seconds(hours, says):
+    told = readable({**figures(128), "tokens_per_s": 1.0, "hours_per_epoch": hours, "hours": 2 * hours}, 7.5)
+    assert says in told.splitlines()
+    assert "7.5 TFLOP/s" in told and "--achieved-tflops" in told

@@ -23,7 +23,7 @@ def run(settings: EstimateSettings) -> dict[str, Any]:
     tap_ids = chosen_tap_ids(settings.tap_ids, settings.num_taps, len(target.layers))
     drafter = drafter_of(settings, target, len(tap_ids))
     figures = cost(target, drafter, tap_ids, workload(settings), settings.achieved_tflops)
-    sys.stderr.write(readable(figures))
+    sys.stderr.write(readable(figures, settings.achieved_tflops))
     return {"room": "estimate", "dry_run": settings.dry_run, "target": settings.target, **figures}
 
 

@@ -2,14 +2,18 @@
 
 from typing import Any
 
-from draftmill.estimate.cost import GIGA, TERA
+from draftmill.estimate.cost import GIGA, SECONDS_AN_HOUR, TERA
+from draftmill.progress import duration
 
 KILO = 1e3
+# Shorter times are told in minutes and seconds.
+_FEWEST_HOURS = 0.1
 
 
-def readable(figures: dict[str, Any]) -> str:
-    """The figures of `cost.cost` as lines of text."""
-    return "".join(f"{name:<18}{says}\n" for name, says in [*_work(figures), *_room(figures), *_time(figures)])
+def readable(figures: dict[str, Any], achieved_tflops: float) -> str:
+    """The figures of `cost.cost` as lines of text, and the speed that they take for granted."""
+    lines = [*_work(figures), *_room(figures), *_time(figures, achieved_tflops)]
+    return "".join(f"{name:<18}{says}\n" for name, says in lines)
 
 
 def _work(f: dict[str, Any]) -> list[tuple[str, str]]:
@@ -37,12 +41,24 @@ def _room(f: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _time(f: dict[str, Any]) -> list[tuple[str, str]]:
-    rate, epoch, total = f["tokens_per_s"], f["hours_per_epoch"], f["hours"]
+def _time(f: dict[str, Any], achieved_tflops: float) -> list[tuple[str, str]]:
+    rate, epoch, total = f["tokens_per_s"], _span(f["hours_per_epoch"]), _span(f["hours"])
     return [
-        ("time", f"{epoch:,.1f} h an epoch at {rate:,.0f} tokens/s, {total:,.1f} h in all"),
+        ("time", f"{epoch} an epoch at {rate:,.0f} tokens/s, {total} in all"),
+        (
+            "  supposing",
+            f"{achieved_tflops:g} TFLOP/s that all devices together really achieve (a fraction of what they are sold "
+            "with): give yours by --achieved-tflops",
+        ),
         *(("approximate", note) for note in f["notes"]),
     ]
+
+
+def _span(hours: float) -> str:
+    seconds = hours * SECONDS_AN_HOUR
+    if hours >= _FEWEST_HOURS:
+        return f"{hours:,.1f} h"
+    return duration(seconds) if seconds >= 1 else "less than 1 s"
 
 
 def _three(value: float) -> str:
