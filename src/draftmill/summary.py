@@ -56,11 +56,14 @@ def _left_out(content: dict[str, Any]) -> dict[str, int]:
 
 
 def _acceptance_lines(found: dict[str, Any]) -> list[str]:
-    untrained = found["tau_untrained"]
-    before = f"untrained {untrained:.2f}" if untrained is not None else "untrained not measured"
+    first = found["untrained"]
+    before = (
+        f"untrained {first['tau']:.2f}, decoding {first['num_requests']} of them" if first else "untrained not measured"
+    )
     lines = [
         f"acceptance length (tokens per verification cycle, bonus included, block {found['block_size']}): "
-        f"tau {found['tau']:.2f} (micro {found['tau_micro']:.2f}), {before}",
+        f"tau {found['tau']:.2f} (micro {found['tau_micro']:.2f}), walked along {found['num_requests']} held-out "
+        f"answers; {before}",
         f"lossless: {found['num_decoded']} held-out answers decoded equal the target's own greedy answers "
         f"token for token ({len(found['ties'])} numeric ties)",
     ]

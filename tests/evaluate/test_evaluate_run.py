@@ -117,6 +117,19 @@ def test_the_untrained_drafter_is_measured_too(finished):
     assert content["tokens_per_target_pass"] == pytest.approx(3 * NEW_TOKENS / passes)
 
 
+def test_every_figure_says_whether_it_was_walked_or_decoded_and_over_how_many_prompts(line, finished, capsys):
+    folder, card = finished
+    run(settings(line, folder))
+    told = capsys.readouterr().err.splitlines()
+    content, decoded = card["content"], card["content"]["decoded"]
+    assert told[0].startswith(f"walked, the headline: tau {content['tau']:.3f}")
+    assert told[0].endswith("block 4, along the answers to 6 prompts")
+    assert told[1].startswith(f"decoded: tau {decoded['tau']:.3f}") and "over 3 of these prompts; lossless" in told[1]
+    assert told[2].startswith("decoded, untrained: tau ") and told[2].endswith(" over 2 prompts")
+    families = [ln for ln in told if ln.startswith("  walked, ")]
+    assert len(families) == 3 and sum(ln.endswith(", 3 prompts") for ln in families) == 3
+
+
 def test_times_are_told_apart_from_content(finished):
     card = finished[1]
     assert {"plain", "speculative", "walk", "speedup_wall", "speedup_cpu"} <= set(card["run"]["timings"])

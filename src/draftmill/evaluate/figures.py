@@ -69,25 +69,37 @@ def timings(spending: Spending) -> dict[str, Any]:
 
 
 def readable(content: dict[str, Any], times: dict[str, Any]) -> str:
-    """The figures as people read them."""
-    untrained = content["tau_untrained"]
+    """The figures as people read them, each with how it was come by and over how many prompts."""
+    untrained = content["untrained"]
     lines = [
-        f"tau {content['tau']:.3f} (micro {content['tau_micro']:.3f}) of {content['block_size']} over "
-        f"{content['num_requests']} prompts"
-        + (f"; untrained {untrained:.3f} over {content['untrained']['num_requests']}" if untrained else ""),
-        f"lossless: {content['num_decoded']} answers decoded, {len(content['ties'])} ties"
-        + (f"; {content['tokens_per_target_pass']:.2f} tokens a target pass" if content["num_decoded"] else ""),
-        "accepted per slot: " + " ".join(f"{share:.2f}" for share in content["accepted_frac"]),
+        f"walked, the headline: {_tau(content)}, block {content['block_size']}, along the answers to "
+        f"{content['num_requests']} prompts",
+        f"decoded: {_decoded(content)}",
+        *([f"decoded, untrained: {_tau(untrained)} over {untrained['num_requests']} prompts"] if untrained else []),
         *(f"  tie: {tie['id']} token {tie['position']}: {tie['between']}" for tie in content["ties"]),
+        "walked, accepted per slot: " + " ".join(f"{share:.2f}" for share in content["accepted_frac"]),
         *(_family_line(name, found, "") for name, found in content["families"].items()),
         *(_family_line(name, found, " (apart)") for name, found in content["reported_apart"].items()),
     ]
     if "speedup_cpu" in times:
-        lines.append(f"CPU time: plain / speculative {times['speedup_cpu']:.2f}, wall {times['speedup_wall']:.2f}")
+        lines.append(
+            f"CPU time of decoding: plain / speculative {times['speedup_cpu']:.2f}, wall {times['speedup_wall']:.2f}"
+        )
     return "\n".join(lines) + "\n"
+
+
+def _tau(found: dict[str, Any]) -> str:
+    return f"tau {found['tau']:.3f} (micro {found['tau_micro']:.3f})"
+
+
+def _decoded(content: dict[str, Any]) -> str:
+    """What decoding has shown: that nothing is lost, and what it gains."""
+    found, count = content["decoded"], content["num_decoded"]
+    gained = f"{_tau(found)}, {content['tokens_per_target_pass']:.2f} tokens a target pass, " if found else ""
+    return f"{gained}over {count} of these prompts; lossless, {len(content['ties'])} ties"
 
 
 def _family_line(name: str, found: dict[str, Any] | None, note: str) -> str:
     if found is None:
         return f"  {name}{note}: single-token answers only"
-    return f"  {name}{note}: tau {found['tau']:.2f} (micro {found['tau_micro']:.2f}), {found['num_requests']} prompts"
+    return f"  walked, {name}{note}: {_tau(found)}, {found['num_requests']} prompts"

@@ -62,11 +62,11 @@ def pretty(card: Card) -> str:
 
 
 def acceptance_rows(evaluation: dict[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
-    """The lines of the acceptance table: headline, decoded, untrained, each family, those apart."""
+    """The lines of the acceptance table, walked where they do not say decoded: headline, each family, those apart."""
     return [
-        ("headline", evaluation),
+        ("headline, walked", evaluation),
         ("  of these decoded", evaluation.get("decoded")),
-        *([("untrained", evaluation["untrained"])] if evaluation.get("untrained") else []),
+        *([("untrained, decoded", evaluation["untrained"])] if evaluation.get("untrained") else []),
         *evaluation.get("families", {}).items(),
         *((f"{family} (apart)", found) for family, found in evaluation.get("reported_apart", {}).items()),
     ]
