@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,3 +251,28 @@ def test_the_weights_of_all_ranks_are_compared_after_every_epoch(target: Target)
     schedule = Schedule(4, lambda step: rows[step], lambda row: batch, loss_of(target, run, chosen), ranks)
     train(run, schedule, chosen, lambda *_: None)
     assert compared == [1, 3, 4]
+
+
+def test_a_step_lasts_from_the_end_of_the_one_before_by_the_clock_on_the_wall(target: Target) -> None:
+    """Three seconds make a batch, two cost it, and five follow each step."""
+    chosen, now, seen = settings(), [0.0], []
+    run = start(target, chosen)
+    batch, costs = batch_of(target, run, documents(1, 30), 4), loss_of(target, run, chosen)
+
+    def after(seconds: float, value: Any) -> Any:
+        now[0] += seconds
+        return value
+
+    schedule = Schedule(
+        num_steps=3,
+        micros_of=lambda step: [PlannedRow(0, (0,), (1,))],
+        batch_at=lambda row: after(3.0, batch),
+        loss_of=lambda drafter, batch: after(2.0, costs(drafter, batch)),
+        ranks=alone(target.device),
+        clock=lambda: now[0],
+    )
+    train(run, schedule, chosen, lambda sums, *_: seen.append(after(5.0, sums)))
+    assert [sums.wall_s for sums in seen] == [5.0, 10.0, 10.0]
+    assert [sums.frac("drafter") for sums in seen] == [0.4, 0.2, 0.2]
+    records = [sums.record(step=1, epoch=0, lr=0.1, grad_norm=1.0) for sums in seen]
+    assert [record["tokens_per_s"] for record in records] == [6.0, 3.0, 3.0]

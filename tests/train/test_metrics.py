@@ -65,24 +65,24 @@ def test_figures_are_those_of_a_naive_loop() -> None:
 def test_sums_of_ranks_added_place_by_place_are_those_of_one() -> None:
     ranks = [summed(1, 2), summed(3), StepSums.empty(BLOCK - 1)]
     for seconds, sums in enumerate(ranks, 1):
-        sums.seconds["target"] = float(seconds)
+        sums.seconds["target"], sums.span_s = float(seconds), 2.0 * seconds
     values = [sum(place) for place in zip(*(sums.values() for sums in ranks), strict=True)]
     whole, alone = StepSums.of_values(values, BLOCK - 1), summed(1, 2, 3)
-    assert whole.ranks == 3 and whole.seconds["target"] == 6.0
-    whole.ranks, whole.seconds = 1, alone.seconds
+    assert whole.ranks == 3 and whole.seconds["target"] == 6.0 and whole.span_s == 12.0
+    whole.ranks, whole.seconds, whole.span_s = 1, alone.seconds, 0.0
     assert whole.nats == pytest.approx(alone.nats, rel=1e-15)
     whole.nats = alone.nats
     assert whole == alone
 
 
-def test_shares_of_time_add_up_and_tokens_per_second_are_of_all_ranks() -> None:
+def test_shares_of_time_are_of_the_step_on_the_wall_and_so_are_tokens_per_second() -> None:
     sums = summed(1)
-    sums.ranks = 2
-    sums.seconds |= {"target": 3.0, "drafter": 4.0, "optimizer": 0.5, "waiting": 0.5}  # two ranks, four seconds
+    sums.ranks, sums.wall_s = 2, 5.0
+    sums.seconds |= {"target": 3.0, "drafter": 4.0, "optimizer": 0.5, "waiting": 0.5}  # two ranks, ten seconds
     record = sums.record(step=1, epoch=0, lr=0.1, grad_norm=1.0)
     phases = ("target", "drafter", "optimizer", "waiting")
-    assert [record[f"{phase}_frac"] for phase in phases] == [0.375, 0.5, 0.062, 0.062]
-    assert record["tokens_per_s"] == 4.0
+    assert [record[f"{phase}_frac"] for phase in phases] == [0.3, 0.4, 0.05, 0.05]
+    assert record["tokens_per_s"] == 16 / 5
 
 
 def test_a_step_without_a_block_has_figures_all_the_same() -> None:

@@ -80,4 +80,6 @@ def test_placement_split_says_who_waits_for_whom(runs: Path) -> None:
         is_reading = line["step"] % HARD["draws_per_pass"] == 1  # the other step's states are there already
         assert 0 <= line["waiting_frac"] <= 1 and (line["in_flight_bytes"] > 0) == is_reading
         assert line["grow"] in ("target", "drafter", None)
+        assert 0 <= line["held_frac"] <= 1 and (0 < line["target_frac"] <= 1) == is_reading
+        assert 0 < line["drafter_frac"] + line["optimizer_frac"] + line["waiting_frac"] < 1.01
     assert "grow" not in lines(runs, "shared 2")[0]

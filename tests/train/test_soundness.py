@@ -80,7 +80,7 @@ def test_a_poisoned_sample_is_left_out_and_named_once(folder: Path, bad: float) 
 
 
 def test_more_poisoned_samples_than_may_be_end_the_run(folder: Path) -> None:
-    with pytest.raises(PoisonedError, match=rf"states of 1 samples are not finite \(max_poisoned 0\): {POISONED}"):
+    with pytest.raises(PoisonedError, match=rf"states of 1 samples are not finite \(--max-poisoned 0\): {POISONED}"):
         trained(folder, float("nan"), max_poisoned=0)
 
 

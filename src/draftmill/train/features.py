@@ -42,6 +42,8 @@ class Toll:
     """Seconds the target had nothing to do but wait for room to put them."""
     in_flight_bytes: int = 0
     """Bytes on their way to all drafters when these were sent, themselves included."""
+    span_s: float = 0.0
+    """Seconds of a target rank with a clock of its own from the row before to this one, whatever it did in them."""
 
 
 FREE = Toll()

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from draftmill.model.loss import BlockLoss, LossRule, Truth
 from draftmill.model.vocabulary import Objective
 from draftmill.settings.train import TrainSettings
 from draftmill.train.batches import Batch
+from draftmill.train.clock import Clock, Laps
 from draftmill.train.metrics import StepSums
 from draftmill.train.ranks import Ranks
 from draftmill.train.rows import PlannedRow
@@ -79,6 +81,7 @@ class Schedule:
     batch_at: Callable[[PlannedRow], Batch]
     loss_of: Callable[[Drafter, Batch], BlockLoss]
     ranks: Ranks
+    clock: Clock = time.perf_counter
 
 
 AfterStep = Callable[[StepSums, int, float, float], None]
@@ -87,8 +90,9 @@ AfterStep = Callable[[StepSums, int, float, float], None]
 def train(run: RunState, schedule: Schedule, settings: TrainSettings, after_step: AfterStep) -> None:
     """Trains from where `run` stands to the end; `after_step` is told sums, epoch, learning rate, gradient norm."""
     parameters, ranks, epoch = list(run.drafter.parameters()), schedule.ranks, 0
+    laps = Laps(schedule.clock)
     while run.position.step < schedule.num_steps:
-        sums = StepSums.empty(run.drafter.shape.block_size - 1)
+        sums = StepSums.empty(run.drafter.shape.block_size - 1, schedule.clock)
         with sums.timing("waiting"):
             rows = schedule.micros_of(run.position.step)
         if rows[-1].epoch > epoch:
@@ -108,6 +112,7 @@ def train(run: RunState, schedule: Schedule, settings: TrainSettings, after_step
         sums = ranks.add_figures(sums)
         with sums.timing("optimizer"):
             grad_norm = update(run, sums, lr, settings)
+        sums.wall_s = laps.lap_s()
         run.position.step += 1
         after_step(sums, epoch, lr, grad_norm)
     ranks.check_equal(parameters)
@@ -126,7 +131,7 @@ def refuse_unsound(run: RunState, num_steps: int) -> None:
         what = "loss or gradient was not finite in every step: nothing was learnt"
     if what:
         raise DivergedError(
-            f"step {position.step}: {what}; lower lr, lengthen the warm-up, or compute in float32; the checkpoints so "
+            f"step {position.step}: {what}; lower --lr, raise --warmup-frac, or compute in float32; the checkpoints so "
             "far stay, but the same recipe would end here again"
         )
 
@@ -157,8 +162,9 @@ def _count_bad(run: RunState, sums: StepSums, grad_norm: float, max_bad_steps: i
     if run.position.bad_in_a_row > max_bad_steps:
         raise DivergedError(
             f"step {run.position.step + 1}: loss {sums.loss}, gradient norm {grad_norm}, not finite for "
-            f"{run.position.bad_in_a_row} steps in a row (max_bad_steps {max_bad_steps}): lower lr, lengthen the "
-            "warm-up, or compute in float32; the checkpoints so far stay, but the same recipe would end here again"
+            f"{run.position.bad_in_a_row} steps in a row (--max-bad-steps {max_bad_steps}): lower --lr, raise "
+            "--warmup-frac, or compute in float32; the checkpoints so far stay, but the same recipe would end here "
+            "again"
         )
 
 
@@ -170,6 +176,6 @@ def _list_poisoned(run: RunState, found: Sequence[str], max_poisoned: int) -> No
     if len(run.position.poisoned) > max_poisoned:
         raise PoisonedError(
             f"step {run.position.step + 1}: the target's states of {len(run.position.poisoned)} samples are not finite "
-            f"(max_poisoned {max_poisoned}): {', '.join(run.position.poisoned[:5])}, …; compute in another dtype, or "
-            "look at these samples with draftmill inspect"
+            f"(--max-poisoned {max_poisoned}): {', '.join(run.position.poisoned[:5])}, …; give another "
+            "--compute-dtype, or look at these samples with draftmill inspect"
         )

@@ -2,6 +2,10 @@
 
 `acceptance` is the mean accepted length over the step's anchors (bonus token included): 1 + the leading run of slots
 whose most likely token is the label. What serving sees starts at an answer's first token instead: `held_out.py`.
+
+A step lasts from the end of the one before to its own, so that the seconds of all steps are those of a clock on the
+wall, and shares of them may leave a rest (packing, uploads, a checkpoint). Target ranks of placement split read ahead
+of the step: their shares are of their own time from row to row.
 """
 
 import resource
@@ -18,10 +22,11 @@ from draftmill.model.loss import BlockLoss
 from draftmill.storage.local import no_room
 from draftmill.storage.store import Store
 from draftmill.train.batches import Batch
+from draftmill.train.clock import Clock
 
 METRICS_FILE = "metrics.jsonl"
 # Waiting: for the plan of the step, and where others make the states, for these. Held: a target rank, for room to put
-# them. The two sides of placement split have clocks of their own.
+# them.
 DRAFTER_PHASES = ("drafter", "optimizer", "waiting")
 TARGET_PHASES = ("target", "held")
 PHASES = (*TARGET_PHASES, *DRAFTER_PHASES)
@@ -45,6 +50,8 @@ class StepSums:
     """Ranks that do nothing but read with the target; 0: the others do it themselves. Not a sum."""
     in_flight_bytes: int = 0
     """Over all rows, what their target rank had on its way when it sent their states."""
+    span_s: float = 0.0
+    """Over all rows, what their target rank took from the row before to this one."""
     rows: int = 0
     num_poisoned: int = 0
     poisoned: list[str] = field(default_factory=list)
@@ -54,18 +61,21 @@ class StepSums:
     supervised_J: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     """What each phase took, of all ranks that have it."""
+    wall_s: float = 0.0
+    """Seconds of the step, told when it is whole. Not a sum: ranks end a step together."""
+    clock: Clock = field(default=time.perf_counter, compare=False, repr=False)
 
     @staticmethod
-    def empty(num_drafted: int) -> "StepSums":
+    def empty(num_drafted: int, clock: Clock = time.perf_counter) -> "StepSums":
         """The sums of a step before its first micro-batch, for blocks of `num_drafted` drafted slots."""
-        return StepSums(correct_J=[0] * num_drafted, supervised_J=[0] * num_drafted)
+        return StepSums(correct_J=[0] * num_drafted, supervised_J=[0] * num_drafted, clock=clock)
 
     @contextmanager
     def timing(self, phase: str) -> Iterator[None]:
         """Adds the time spent inside to a phase; sums of several ranks stand for all of them."""
-        start = time.perf_counter()
+        start = self.clock()
         yield
-        self.seconds[phase] += self.ranks * (time.perf_counter() - start)
+        self.seconds[phase] += self.ranks * (self.clock() - start)
 
     def add(self, batch: Batch, loss: BlockLoss) -> None:
         """Adds one micro-batch; its figures leave the device together, in float64."""
@@ -92,19 +102,21 @@ class StepSums:
         self.seconds["waiting"] += batch.toll.waiting_s
         self.seconds["held"] += batch.toll.held_s
         self.in_flight_bytes += batch.toll.in_flight_bytes
+        self.span_s += batch.toll.span_s
         self.poisoned += batch.poisoned
         self.num_poisoned += len(batch.poisoned)
 
     def values(self) -> list[float]:
         """All sums in one flat list of fixed length, so that ranks add theirs in a single reduction (in float64)."""
         scalars = (self.nats, self.weight, self.tokens, self.blocks, self.slots, self.emitted, self.ranks)
-        flow = (self.in_flight_bytes, self.rows, self.num_poisoned)
+        flow = (self.in_flight_bytes, self.span_s, self.rows, self.num_poisoned)
         return [*scalars, *flow, *self.correct_J, *self.supervised_J, *self.seconds.values()]
 
     @staticmethod
     def of_values(values: Sequence[float], num_drafted: int) -> "StepSums":
         """The sums that `values` lists, or those of several ranks, added up place by place."""
-        nats, weight, tokens, blocks, slots, emitted, ranks, in_flight_bytes, rows, num_poisoned, *rest = values
+        nats, weight, tokens, blocks, slots, emitted, ranks, *more = values
+        in_flight_bytes, span_s, rows, num_poisoned, *rest = more
         counts = [int(count) for count in rest[: 2 * num_drafted]]
         return StepSums(
             nats=nats,
@@ -115,6 +127,7 @@ class StepSums:
             emitted=int(emitted),
             ranks=int(ranks),
             in_flight_bytes=int(in_flight_bytes),
+            span_s=span_s,
             rows=int(rows),
             num_poisoned=int(num_poisoned),
             correct_J=counts[:num_drafted],
@@ -124,19 +137,15 @@ class StepSums:
 
     @property
     def loss(self) -> float:
-        """Mean weighted cross-entropy of the step, nats."""
+        """The weighted mean of what the step's slots cost: `hard_weight` times cross-entropy, `kl_weight` times KL
+        (both in nats) and `tv_weight` times total variation; by default cross-entropy alone."""
         return self.nats / self.weight if self.weight else 0.0
 
-    @property
-    def wall_s(self) -> float:
-        """Seconds of the step: the mean of the ranks that make it."""
-        phases = DRAFTER_PHASES if self.target_ranks else PHASES
-        return max(sum(self.seconds[phase] for phase in phases) / self.ranks, 1e-9)
-
     def frac(self, phase: str) -> float:
-        """A phase's share of the time of the ranks that have it."""
-        ranks = self.target_ranks if self.target_ranks and phase in TARGET_PHASES else self.ranks
-        return self.seconds[phase] / (self.wall_s * ranks)
+        """A phase's share of the time of the ranks that have it; 0 where none has passed."""
+        is_apart = self.target_ranks and phase in TARGET_PHASES
+        whole_s = self.span_s if is_apart else self.wall_s * self.ranks
+        return self.seconds[phase] / whole_s if whole_s else 0.0
 
     def balance(self) -> dict[str, Any]:
         """Placement split: what waits for what, and which side should be given more ranks."""
@@ -154,9 +163,10 @@ class StepSums:
         if not self.target_ranks:
             return learnt
         balance = self.balance()
-        busy = f"target busy {self.frac('target'):.0%}  drafter busy {self.frac('drafter'):.0%}"
+        # Steps that draw again from states that are there have cost no target anything.
+        reading = f"target busy {self.frac('target'):.0%}  " if self.span_s else ""
         waits = f"waiting {self.frac('waiting'):.0%}  in flight {balance['in_flight_bytes'] / 1e6:,.1f} MB"
-        return f"{learnt}  {busy}  {waits}" + (
+        return f"{learnt}  {reading}drafter busy {self.frac('drafter'):.0%}  {waits}" + (
             f"  (more {balance['grow']} ranks would help)" if balance["grow"] else ""
         )
 
@@ -176,7 +186,7 @@ class StepSums:
             ],
             "tokens": self.tokens,
             "slots": self.slots,
-            "tokens_per_s": round(self.tokens / self.wall_s, 1),
+            "tokens_per_s": round(self.tokens / max(self.wall_s, 1e-9), 1),
             **{f"{phase}_frac": round(self.frac(phase), 3) for phase in DRAFTER_PHASES + TARGET_PHASES[:1]},
             **(self.balance() if self.target_ranks else {}),
         }

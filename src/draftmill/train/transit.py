@@ -1,7 +1,7 @@
 """Hidden states on their way from target ranks to drafter ranks, in placement split.
 
 A row's states travel as one tensor, T tokens of K * H numbers each (and H more where the last layer is read too), and
-after it three numbers on how it was come by. Both sides know from the plan which row comes next and how long it is, so
+after it four numbers on how it was come by. Both sides know from the plan which row comes next and how long it is, so
 nothing is announced: no header, no tag, only order. A receive that a drafter rank has posted is the credit that lets
 states cross. Neither side has more than `in_flight_bytes` of them under way, or one row's; each holds those of the row
 that it is at work on besides, and a drafter rank those that further draws will read. While states cross the target
@@ -29,11 +29,14 @@ from jaxtyping import Float
 from torch import Tensor
 from torch import distributed as dist
 
+from draftmill.train.clock import Laps
 from draftmill.train.features import DocumentStates, RowSource, RowStates, Toll
 from draftmill.train.interruption import Stop
 from draftmill.train.ranks import Ranks
 from draftmill.train.rows import PlannedRow
 from draftmill.train.samples import Sample, SampleSet
+
+_NUM_TOLD = 4
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ class _Parcel:
     num_bytes: int
     states_TW: Tensor
     told: Tensor
-    """float64: seconds the target was at work, seconds it was held, bytes it has on their way."""
+    """float64: seconds the target was at work, seconds it was held, bytes it has on their way, seconds since it told of
+    the row before."""
     works: tuple[Any, ...]
 
     def arrive(self, timeout: timedelta) -> None:
@@ -118,6 +122,7 @@ class Outbox:
         self._traffic = traffic
         self._limit_bytes = limit_bytes
         self._timeout = timeout
+        self._laps = Laps()
         self._under_way: deque[_Parcel] = deque()
 
     def send(self, row: PlannedRow, states_TW: Float[Tensor, "T W"], target_s: float) -> None:
@@ -128,7 +133,8 @@ class Outbox:
         while self._under_way and self._num_bytes() + states_TW.nbytes > self._limit_bytes:
             self._settle_oldest()
         held_s = time.perf_counter() - start
-        told = torch.tensor([target_s, held_s, self._num_bytes() + states_TW.nbytes], dtype=torch.float64)
+        figures = target_s, held_s, self._num_bytes() + states_TW.nbytes, self._laps.lap_s()
+        told = torch.tensor(figures, dtype=torch.float64)
         with self._ranks.talking("states are sent"):
             works = tuple(dist.isend(tensor, to, group=self._ranks.transfers) for tensor in (states_TW, told))
         self._under_way.append(_Parcel(states_TW.nbytes, states_TW, told, works))
@@ -166,9 +172,9 @@ class Inbox:
         with self._ranks.talking("states are awaited"):
             parcel.arrive(self._timeout)
         waiting_s = time.perf_counter() - start
-        target_s, held_s, in_flight_bytes = parcel.told.tolist()
+        target_s, held_s, in_flight_bytes, span_s = parcel.told.tolist()
         self._await_more()
-        return parcel.states_TW, Toll(target_s, waiting_s, held_s, int(in_flight_bytes))
+        return parcel.states_TW, Toll(target_s, waiting_s, held_s, int(in_flight_bytes), span_s)
 
     def _await_more(self) -> None:
         while row := self._next or next(self._coming, None):
@@ -189,7 +195,7 @@ class Inbox:
         sender, traffic = self._ranks.layout.target_of(row), self._traffic
         size = traffic.num_tokens(row), traffic.width
         states_TW = torch.empty(size, dtype=traffic.dtype, device=self._ranks.device)
-        told = torch.empty(3, dtype=torch.float64)
+        told = torch.empty(_NUM_TOLD, dtype=torch.float64)
         with self._ranks.talking("states are asked for"):
             works = tuple(dist.irecv(tensor, sender, group=self._ranks.transfers) for tensor in (states_TW, told))
         return _Parcel(traffic.num_bytes(row), states_TW, told, works)
