@@ -15,7 +15,7 @@ from draftmill.contracts.errors import RecipeError
 from draftmill.export.card import CARD_FILE, card_of, find_finished, readable, readme, recipe_of, step_of
 from draftmill.settings.export import ExportSettings
 from draftmill.storage.checkpoints import find_checkpoint
-from draftmill.storage.local import draft_folder, no_room, write_atomically
+from draftmill.storage.local import draft_folder, expanded, no_room, write_atomically
 from draftmill.storage.provenance import Stopwatch
 
 README_FILE = "README.md"
@@ -27,7 +27,7 @@ def run(settings: ExportSettings) -> dict[str, Any]:
     if "://" in settings.output:
         raise RecipeError(f"{settings.output}: engines load a drafter from a local folder; name one as --output")
     checkpoint = find_checkpoint(settings.checkpoint)
-    output = Path(settings.output).expanduser().absolute()
+    output = expanded(settings.output).absolute()
     recipe = recipe_of(settings, checkpoint)
     card = find_finished(output, recipe)
     if settings.dry_run:

@@ -25,6 +25,7 @@ from draftmill.contracts.errors import StorageError
 from draftmill.generate.conversation import Kept
 from draftmill.generate.figures import AnswerFigures
 from draftmill.storage.cache import cache_folder
+from draftmill.storage.local import expanded
 from draftmill.storage.store import Store
 
 logger = logging.getLogger(__name__)
@@ -187,7 +188,7 @@ def open_spool(root: str | None, plan: str, stores: Sequence[Store]) -> Iterator
     """The spool of a set, this run's alone while the block lasts; StorageError where another run is at work on it."""
     places = "\n".join(sorted(store.url for store in stores))
     key = hashlib.sha256(f"{plan}\n{places}".encode()).hexdigest()[:_KEY_CHARS]
-    folder = (Path(root).expanduser() if root else cache_folder() / "generate") / key
+    folder = (expanded(root) if root else cache_folder() / "generate") / key
     with _told(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with alone_in([folder]):

@@ -1,13 +1,13 @@
 """`draftmill report`: one HTML page of a run. In: the cards and metrics below its folder. Out: a file. No torch."""
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from draftmill.contracts.errors import RecipeError
 from draftmill.report.collect import RunStory, collect
 from draftmill.report.page import page
 from draftmill.settings.report import ReportSettings
+from draftmill.storage.local import expanded
 from draftmill.storage.store import OBJECT_SCHEMES, open_store
 
 
@@ -31,9 +31,7 @@ def run(settings: ReportSettings) -> dict[str, Any]:
 
 def write_page(url: str, story: RunStory) -> int:
     """Writes the page, whole or not at all; returns its bytes."""
-    folder, _, name = (url if url.startswith(OBJECT_SCHEMES) else str(Path(url).expanduser().absolute())).rpartition(
-        "/"
-    )
+    folder, _, name = (url if url.startswith(OBJECT_SCHEMES) else str(expanded(url).absolute())).rpartition("/")
     if not name:
         raise RecipeError(f"{url}: name the HTML file to write")
     data = page(story).encode()

@@ -1,5 +1,6 @@
 """The local cache: targets converted from packages, and objects fetched from a store, named by their sha256."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -9,17 +10,35 @@ from pathlib import Path
 
 import psutil
 
-from draftmill.contracts.errors import StorageError
-from draftmill.storage.local import reason
+from draftmill.contracts.errors import RecipeError, StorageError
+from draftmill.storage.local import expanded, reason
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def cache_folder() -> Path:
-    """`$DRAFTMILL_CACHE`, or `draftmill` below the user's cache folder."""
-    if chosen := os.environ.get("DRAFTMILL_CACHE"):
+    """`$DRAFTMILL_CACHE`, or `draftmill` below the user's cache folder; whether it is there or not.
+
+    RecipeError where nobody says where that is, StorageError where it can be no folder.
+    """
+    chosen = os.environ.get("DRAFTMILL_CACHE")
+    folder = expanded(chosen) if chosen else _users_folder() / "draftmill"
+    with _to_be_mended(folder):
+        nearest = next(place for place in (folder, *folder.parents) if place.exists())
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is a file")
+    return folder
+
+
+def _users_folder() -> Path:
+    if chosen := os.environ.get("XDG_CACHE_HOME"):
         return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "draftmill"
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError as error:
+        raise RecipeError(
+            "this user has no home folder to keep a cache in: name a local folder for it by DRAFTMILL_CACHE"
+        ) from error
 
 
 @contextmanager

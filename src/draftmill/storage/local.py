@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from draftmill.contracts.cards import InputFile
-from draftmill.contracts.errors import StorageError
+from draftmill.contracts.errors import RecipeError, StorageError
 
 STAT = "stat:"
 LOCK_FILE = ".draftmill-lock"
@@ -22,6 +22,17 @@ _DRAFT = ".tmp-"
 _IS_DRAFT = re.compile(r"\.tmp-[^/]+-[0-9]+$")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def expanded(name: str) -> Path:
+    """The local path that somebody has named, with `~` for a home folder; RecipeError where nobody has that one."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:
+        raise RecipeError(
+            f"{name}: this host knows no home folder for it; write the path in full, or ./{name} for a folder of that "
+            "name"
+        ) from error
 
 
 def list_folder(folder: Path) -> list[InputFile]:

@@ -17,6 +17,7 @@ import msgspec
 
 from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.storage.cache import cache_folder
+from draftmill.storage.local import expanded
 
 CONFIG_FILE = "config.json"
 PACKAGE_SCHEME = "package:"
@@ -28,7 +29,7 @@ def locate(name: str, *, weights: bool = True) -> Path:
     """The local folder of the target (or tokenizer, without `weights`) named; fetched or converted if needed."""
     if name.startswith(PACKAGE_SCHEME):
         return _converted(name.removeprefix(PACKAGE_SCHEME))
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if folder.is_dir():
         return folder.absolute()
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:

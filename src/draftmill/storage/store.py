@@ -27,6 +27,7 @@ from draftmill.contracts.errors import RecipeError, StorageError
 from draftmill.storage.failures import insisting, why
 from draftmill.storage.local import (
     draft_of,
+    expanded,
     list_folder,
     place,
     read_file,
@@ -243,7 +244,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
         return Store(url.rstrip("/"), _object_store(url, _CLIENT))
     if "://" in url or url.startswith(_ONE_SLASH):
         raise RecipeError(f"{url}: a URL is a local path, s3://, gs:// or az://")
-    folder = Path(url).expanduser().absolute()
+    folder = expanded(url).absolute()
     try:
         if folder.exists() and not folder.is_dir():
             raise RecipeError(f"{url} is a file; a folder is wanted here")
@@ -271,7 +272,7 @@ def _object_store(url: str, client: ClientConfig) -> ObjectStore:
 
 def is_there(url: str) -> bool:
     """Whether the URL can be listed without making anything: a local folder that exists, or any object store."""
-    return url.startswith(OBJECT_SCHEMES) or Path(url).expanduser().is_dir()
+    return url.startswith(OBJECT_SCHEMES) or expanded(url).is_dir()
 
 
 def _s3_options() -> S3Config:
