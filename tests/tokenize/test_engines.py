@@ -153,8 +153,18 @@ def test_a_host_without_slurm_is_told_what_else_there_is(place: Path, monkeypatc
 
 def test_a_shard_tells_how_many_parts_others_have_to_make(place: Path, capsys: pytest.CaptureFixture[str]):
     told = run(_settings(place, "out", shard="2/3"))
-    assert len(told["left"]) == 9  # three of them made, but not closed before those ahead of them are
-    assert "6 of 9 parts are for other runs to make" in capsys.readouterr().err
+    ours, others = ["part-00001", "part-00004", "part-00007"], [0, 2, 3, 5, 6, 8]
+    assert told["left"] == [f"part-{number:05d}" for number in others] and told["to_close"] == ours
+    assert "6 of 9 parts are for other runs to make; 3 are made" in capsys.readouterr().err
+
+
+def test_a_dry_run_of_a_shard_tells_what_of_its_own_is_left(place: Path, capsys: pytest.CaptureFixture[str]):
+    dry = _settings(place, "out", shard="2/3", dry_run=True)
+    assert run(dry)["left"] == ["part-00001", "part-00004", "part-00007"]
+    run(_settings(place, "out", shard="2/3"))
+    assert run(dry)["left"] == []
+    assert "0 of 3 parts of shard 2/3 are left to make" in capsys.readouterr().err
+    assert len(run(_settings(place, "out", dry_run=True))["left"]) == 9, "none is closed yet"
 
 
 def test_a_set_that_is_whole_already_is_told_to_people(place: Path, capsys: pytest.CaptureFixture[str]):

@@ -160,13 +160,20 @@ def open_set_writer(urls: Sequence[str], plan: Plan) -> SetWriter:
 
 def missing_parts(urls: Sequence[str], plan: Plan) -> list[PlannedPart]:
     """Parts of `plan` that some output lacks still, told without writing; RecipeError as `open_set_writer` raises."""
+    found = look_at(urls, plan)
+    return list(plan.parts) if found is None else found.missing()
+
+
+def look_at(urls: Sequence[str], plan: Plan) -> SetWriter | None:
+    """What there is of `plan`, without writing anything; None where an output does not exist yet. RecipeError as
+    `open_set_writer` raises."""
     if any(not is_there(url) for url in urls):
-        return list(plan.parts)
+        return None
     stores = tuple(open_store(url) for url in urls)
     for store in stores:
         if (found := store.find(PLAN_FILE)) is not None:
             _refuse_another(store, found, plan)
-    return SetWriter(plan, stores).missing()
+    return SetWriter(plan, stores)
 
 
 def _refuse_another(store: Store, found: bytes, plan: Plan) -> None:

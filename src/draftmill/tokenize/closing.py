@@ -11,7 +11,7 @@ from draftmill.storage.sets import SetWriter
 from draftmill.tokenize.figures import as_content, figures_of, total
 from draftmill.tokenize.gate import advise, judge
 from draftmill.tokenize.histogram import show
-from draftmill.tokenize.ledger import made_file
+from draftmill.tokenize.ledger import unmade
 from draftmill.tokenize.picture import PICTURE_FILE, picture
 from draftmill.tokenize.plan import Blueprint
 from draftmill.tokenize.shards import datasets_files
@@ -57,11 +57,13 @@ def tell_whole(card: Card, settings: TokenizeSettings) -> None:
 
 
 def what_is_left(writer: SetWriter, settings: TokenizeSettings) -> dict[str, Any]:
-    """What a run tells that is one of several: the last of them to end closes the set."""
-    left, sizes = [part.name for part in writer.missing()], writer.sizes()
-    to_make = sum(any(made_file(name) not in there for there in sizes) for name in left)
+    """What a run tells that is one of several: parts nobody has made, and made ones that wait for those before them."""
+    open_parts = writer.missing()
+    left = unmade(open_parts, writer.sizes())
+    to_close = [part.name for part in open_parts if part.name not in left]
     sys.stderr.write(
-        f"tokenize: {to_make:,} of {len(writer.plan.parts):,} parts are for other runs to make; the last of them "
-        f"closes the set in {', '.join(settings.output)}\n"
+        f"tokenize: {len(left):,} of {len(writer.plan.parts):,} parts are for other runs to make; {len(to_close):,} "
+        f"are made, and closed after those before them; the last run closes the set in {', '.join(settings.output)}\n"
     )
-    return {"room": "tokenize", "plan": writer.plan.hash, "left": left, "outputs": list(settings.output)}
+    told = {"left": left, "to_close": to_close, "outputs": list(settings.output)}
+    return {"room": "tokenize", "plan": writer.plan.hash, **told}

@@ -6,13 +6,13 @@ its record.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from draftmill.contracts.cards import PartRecord, canonical_json
+from draftmill.contracts.cards import PartRecord, PlannedPart, canonical_json
 from draftmill.tokenize.figures import figures_of
 from draftmill.tokenize.pieces import Piece
 
@@ -43,6 +43,12 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
 def made_file(name: str) -> str:
     """The file name of what is kept of a part for those that come after it."""
     return f"{name}{ROWS}"
+
+
+def unmade(open_parts: Sequence[PlannedPart], sizes: Sequence[Mapping[str, int]]) -> list[str]:
+    """Those of the parts without a record that nobody has made, by what each store holds. Made ones wait to be closed
+    until those ahead of them are."""
+    return [part.name for part in open_parts if any(made_file(part.name) not in there for there in sizes)]
 
 
 def encode_made(made: Made) -> bytes:

@@ -14,8 +14,10 @@ from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.contracts.rows import JSONL_SUFFIXES
 from draftmill.settings.recipes import refuse_unknown
 from draftmill.settings.tokenize import TokenizeSettings
+from draftmill.storage.local import expanded
 from draftmill.storage.models import locate
-from draftmill.storage.sets import missing_parts
+from draftmill.storage.sets import look_at
+from draftmill.tokenize.ledger import unmade
 from draftmill.tokenize.pieces import PartInputs, cut_parts
 from draftmill.tokenize.rows import RowMakerSpec
 from draftmill.tokenize.source import Source, open_source
@@ -84,7 +86,7 @@ def _refuse_output_in_input(settings: TokenizeSettings, source: Source) -> None:
     folder = source.store.folder
     read = source.store.url if folder is None else str(folder.resolve())
     for url in settings.output:
-        written = url.rstrip("/") if "://" in url else str(Path(url).expanduser().resolve())
+        written = url.rstrip("/") if "://" in url else str(expanded(url).resolve())
         if f"{written}/".startswith(f"{read}/"):
             raise RecipeError(f"--output {url} lies in the input {settings.input}: name a folder outside of it")
 
@@ -113,12 +115,15 @@ def _recipe(settings: TokenizeSettings, chat: Chat, source: Source) -> dict[str,
 def describe(blueprint: Blueprint) -> dict[str, Any]:
     """What a dry run tells, on stderr for people and as the return value for machines; nothing is written."""
     settings = blueprint.settings
-    left = [part.name for part in missing_parts(settings.output, blueprint.plan)]
+    ours = [part.name for number, part in enumerate(blueprint.plan.parts) if settings.makes(number)]
+    open_parts = _open_parts(blueprint)
+    left = [name for name in ours if name in open_parts]
     files = blueprint.source.files
     sys.stderr.write(
         f"tokenize reads {len(files):,} files ({sum(f.size for f in files):,} bytes) of {blueprint.source.store.url} "
-        f"with the tokenizer in {blueprint.rows.tokenizer}; {len(left):,} of {len(blueprint.plan.parts):,} parts are "
-        f"left to make in {', '.join(settings.output)}, {settings.workers} at a time\n"
+        f"with the tokenizer in {blueprint.rows.tokenizer}; {len(left):,} of {len(ours):,} parts"
+        f"{' of shard ' + settings.shard if settings.shard else ''} are left to make in {', '.join(settings.output)}, "
+        f"{settings.workers} at a time\n"
     )
     return {
         "room": "tokenize",
@@ -128,3 +133,12 @@ def describe(blueprint: Blueprint) -> dict[str, Any]:
         "outputs": list(settings.output),
         "left": left,
     }
+
+
+def _open_parts(blueprint: Blueprint) -> set[str]:
+    """Parts that some output lacks still; where several runs share the work, those that nobody has made."""
+    there = look_at(blueprint.settings.output, blueprint.plan)
+    if there is None:
+        return {part.name for part in blueprint.plan.parts}
+    missing = there.missing()
+    return set(unmade(missing, there.sizes()) if blueprint.settings.shard else (part.name for part in missing))
