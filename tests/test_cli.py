@@ -94,10 +94,10 @@ def test_a_value_that_a_setting_refuses_is_told_in_one_readable_line(capsys: pyt
     needed = ["--input", "a", "--output", "b", "--tokenizer", "c"]
     assert main(["tokenize", *needed, "--shard", "0/2", "--max-tokens", "5"]) == 2
     told = capsys.readouterr()
-    assert told.err == "draftmill tokenize: shard 0/2: give i/n with i from 1 to n, for example 1/4\n"
-    assert json.loads(told.out.splitlines()[-1])["error"].startswith("shard 0/2: ")
+    assert told.err == "draftmill tokenize: --shard 0/2: give i/n with i from 1 to n, for example 1/4\n"
+    assert json.loads(told.out.splitlines()[-1])["error"].startswith("--shard 0/2: ")
     assert main(["tokenize", *needed, "--max-tokens", "1"]) == 2
-    assert capsys.readouterr().err == "draftmill tokenize: max_tokens: Input should be greater than or equal to 2\n"
+    assert capsys.readouterr().err == "draftmill tokenize: --max-tokens: Input should be greater than or equal to 2\n"
 
 
 def test_a_reader_of_stdout_that_has_left_costs_nothing_but_the_line() -> None:
@@ -109,6 +109,29 @@ def test_a_reader_of_stdout_that_has_left_costs_nothing_but_the_line() -> None:
     os.close(writing)
     assert done.returncode == 2
     assert "nonsense" in done.stderr and "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize("args", [["--version"], ["--help"], ["nonsense"]])
+def test_a_stdout_that_takes_nothing_is_told_in_a_line_and_is_a_failure(args: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "draftmill", *args]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == (2 if args == ["nonsense"] else 1)
+    assert "the last line is lost (No space left on device: stdout)" in done.stderr
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+def test_a_home_folder_that_nobody_has_is_named_by_every_room(capsys: pytest.CaptureFixture[str]) -> None:
+    nowhere = "~nobody-of-that-name/x"
+    for args in (
+        ["tokenize", "--input", nowhere, "--output", "o", "--tokenizer", nowhere],
+        ["export", "--checkpoint", nowhere, "--output", "o"],
+        ["report", "--input", nowhere, "--output", "o"],
+        ["estimate", "--target", nowhere],
+        ["generate", "--input", f"{nowhere}.jsonl", "--output", "o", "--target", "t"],
+    ):
+        assert main(args) == 2, args
+        assert "no home folder" in str(closing(capsys)["error"])
 
 
 def test_every_room_has_readable_help(capsys: pytest.CaptureFixture[str]) -> None:

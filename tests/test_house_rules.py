@@ -1,10 +1,16 @@
-"""The CPU half loads neither torch nor transformers, in a fresh process; README shows every file."""
+"""The CPU half loads neither torch nor transformers; README shows every file; messages name settings as flags."""
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import draftmill
+from draftmill.rooms import ROOMS
 
 CPU_HALF = (
     "cli",
@@ -46,3 +52,33 @@ def test_the_tree_in_the_readme_names_every_file():
     own_settings = root / "src" / "draftmill" / "settings"
     names = {f.name for f in files if f.parent != own_settings and not f.name.startswith("__")}
     assert [name for name in sorted(names) if name not in tree] == []
+
+
+# What speaks of a protocol's or a config.json's keys, some of which settings are named after.
+SPEAKS_OF_KEYS = {"extract/serve.py", "export/engines.py", "model/shape.py"}
+SAYS = {"debug", "info", "warning", "error", "write"}
+
+
+def said_in(source: Path) -> Iterator[tuple[int, str]]:
+    """Line and text of every literal that a file raises, logs or writes, without what is filled in."""
+    for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SAYS
+        if is_call or (isinstance(node, ast.Raise) and node.exc is not None):
+            for part in ast.walk(node):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.lineno, part.value
+
+
+def test_messages_name_settings_as_the_command_line_does():
+    """Who reads `--mask-id` can type it; who has a recipe finds mask_id by it."""
+    names = {key for room in ROOMS.values() for key in room.model().model_fields if "_" in key}
+    bare = re.compile(rf"(?<![\w.-])({'|'.join(sorted(names))})(?![\w(.])")
+    root = Path(draftmill.__file__).parent
+    found = [
+        f"{file.relative_to(root)}:{line}: {text!r}"
+        for file in sorted(root.rglob("*.py"))
+        if str(file.relative_to(root)) not in SPEAKS_OF_KEYS
+        for line, text in said_in(file)
+        if bare.search(text)
+    ]
+    assert found == []

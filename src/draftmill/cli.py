@@ -4,7 +4,6 @@ People read stderr; machines read stdout, whose last line is the card, or `{"err
 """
 
 import io
-import logging
 import os
 import signal
 import sys
@@ -20,9 +19,9 @@ from pydantic import ValidationError
 from draftmill import __version__
 from draftmill.contracts.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, DraftmillError, RecipeError
 from draftmill.rooms import ROOMS
-from draftmill.settings.base import RoomSettings
+from draftmill.settings.base import RoomSettings, flag
 from draftmill.settings.recipes import load_recipe, readable, refuse_unknown, room_values
-from draftmill.streams import secure_streams
+from draftmill.streams import secure_streams, show_log
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,12 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     secure_streams()
     args = list(sys.argv[1:] if argv is None else argv)
     if not args or args[0] in ("-h", "--help"):
-        print(overview())
-        return 0 if args else EXIT_USAGE
+        return _say(overview()) or (0 if args else EXIT_USAGE)
     if args[0] == "--version":
-        print(__version__)
-        return 0
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        return _say(__version__)
+    show_log()
     signal.signal(signal.SIGTERM, _interrupt)
     sys.excepthook = _unexpected
     return _guarded(args[0], args[1:])
@@ -66,8 +63,7 @@ def _guarded(name: str, args: list[str]) -> int:
         return _failed(
             name, "interrupted; what is published stays, run the same command again to go on", EXIT_INTERRUPTED
         )
-    _tell_machines(card)
-    return 0
+    return _tell_machines(card)
 
 
 def _failed(name: str, message: str, exit_code: int) -> int:
@@ -76,13 +72,25 @@ def _failed(name: str, message: str, exit_code: int) -> int:
     return exit_code
 
 
-def _tell_machines(line: dict[str, Any]) -> None:
-    """The last line of stdout. Whoever read it may have left (`| head`): the work is done all the same."""
+def _tell_machines(line: dict[str, Any]) -> int:
+    """Says the last line of stdout; the exit code of that alone."""
+    return _say(msgspec.json.encode(line).decode())
+
+
+def _say(text: str) -> int:
+    """Writes to stdout; EXIT_FAILED where that takes nothing. Whoever read it may have left (`| head`): what is done is
+    done all the same."""
     try:
-        print(msgspec.json.encode(line).decode(), flush=True)
-    except BrokenPipeError:
+        print(text, flush=True)
+    except OSError as error:
         # Python flushes once more when it ends, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(
+                f"draftmill: the last line is lost ({error.strerror}: stdout); what is published stays", file=sys.stderr
+            )
+            return EXIT_FAILED
+    return 0
 
 
 def parse(name: str, args: list[str]) -> RoomSettings:
@@ -112,7 +120,7 @@ def parse(name: str, args: list[str]) -> RoomSettings:
             raise
         # tyro exits on what pydantic refuses, too: one readable line says more than its box.
         if isinstance(stop.__context__, ValidationError):
-            raise RecipeError(readable(stop.__context__)) from stop
+            raise RecipeError(readable(stop.__context__, flag)) from stop
         sys.stderr.write(said.getvalue())
         raise RecipeError(f"the flags cannot be followed (see above, or draftmill {name} --help)") from stop
 

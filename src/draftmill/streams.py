@@ -5,6 +5,7 @@ disk or a terminal that is gone makes every line of progress an error.
 """
 
 import io
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -26,6 +27,11 @@ def secure_streams() -> None:
         encoding = sys.__stderr__.encoding if sys.__stderr__ else None
         heard = io.BufferedWriter(_Unheard(_STDERR, "wb", closefd=False))
         sys.stderr = io.TextIOWrapper(heard, encoding, errors="backslashreplace", line_buffering=True)
+
+
+def show_log() -> None:
+    """Has stderr, as it is now, tell what is logged, from INFO on."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
 
 
 class _Unheard(io.FileIO):

@@ -26,7 +26,7 @@ def test_one_tap_reads_the_middle() -> None:
 
 @pytest.mark.parametrize("num_layers", [6, 7])
 def test_too_many_taps_name_the_largest_number_that_fits(num_layers: int) -> None:
-    with pytest.raises(RecipeError, match=r"num_taps to at most (3|4)"):
+    with pytest.raises(RecipeError, match=r"--num-taps to at most (3|4)"):
         default_tap_ids(num_layers, 5)
 
 

@@ -227,7 +227,7 @@ def test_prompts_alone_are_decoded_with_an_exported_drafter(line, tmp_path):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_device_that_is_not_there_is_told(line, tmp_path):
-    with pytest.raises(RecipeError, match=r'device = "cuda": torch finds no CUDA device'):
+    with pytest.raises(RecipeError, match="--device cuda: torch finds no CUDA device"):
         run(settings(line, tmp_path, device="cuda"))
 
 

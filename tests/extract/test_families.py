@@ -100,7 +100,7 @@ def test_a_target_knows_what_it_wrote_and_random_weights_do_not(caplog: pytest.L
     with caplog.at_level("INFO"):
         check_target(writer, [text], 0.9)
     assert f"set's own: {DECODED_TOKENS}" in caplog.text
-    with pytest.raises(DataGateError, match=r"min_agreement 0\.5.*weights are random"):
+    with pytest.raises(DataGateError, match=r"--min-agreement 0\.5.*weights are random"):
         check_target(other, [text], 0.5)
     check_target(other, [text], 0.0)
 

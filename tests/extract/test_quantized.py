@@ -141,5 +141,5 @@ def test_quantized_layers_are_not_copied_into_a_drafter(tmp_path: Path) -> None:
 def test_quantized_weights_are_not_spread_over_devices(tmp_path: Path) -> None:
     write_tiny_target(tmp_path)
     quantize(tmp_path, INT4)
-    with pytest.raises(InputError, match=r"LlamaForCausalLM is quantized \(compressed-tensors\).*set target_gpus = 1"):
+    with pytest.raises(InputError, match=r"LlamaForCausalLM is quantized \(compressed-tensors\).*set --target-gpus 1"):
         place(load_target(tmp_path), [torch.device("cpu"), torch.device("meta")])

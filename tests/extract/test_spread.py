@@ -128,7 +128,7 @@ def test_places_take_runs_of_layers_that_differ_by_one_at_most() -> None:
 
 
 def test_more_devices_than_layers_are_refused() -> None:
-    with pytest.raises(RecipeError, match=rf"target_gpus {LAYERS + 1}: the target has {LAYERS} layers"):
+    with pytest.raises(RecipeError, match=rf"--target-gpus {LAYERS + 1}: the target has {LAYERS} layers"):
         place(freeze(tiny_model("llama")), [CPU] * (LAYERS + 1))
 
 

@@ -47,7 +47,7 @@ def test_settings_and_template_together_say_whether_the_target_thinks(
 
 
 def test_a_switch_that_the_template_does_not_know_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="leave thinking out"):
+    with pytest.raises(RecipeError, match="leave --thinking out"):
         wanted_thinking(chat_with(DEAF, tmp_path), thinking("on"))
     with pytest.raises(RecipeError, match="does not know enable_thinking"):
         wanted_thinking(chat_with(OPENING, tmp_path), thinking("off"))

@@ -178,7 +178,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         look(write(tmp_path / "empty.jsonl"))
     with pytest.raises(InputError, match=r"bad\.jsonl line 1: broken JSON"):
         look(write(tmp_path / "bad.jsonl", "{"))
-    with pytest.raises(InputError, match="none of 1 rows falls into split 'held-out'"):
+    with pytest.raises(InputError, match="none of 1 rows falls into --split held-out"):
         look(write(tmp_path / "one.jsonl", {"id": "1", "prompt": "x"}), split="held-out", held_out_frac=0.0)
 
 

@@ -31,7 +31,7 @@ def test_what_is_awaited_is_told_at_growing_intervals(caplog: pytest.LogCaptureF
 
 def test_a_maker_without_a_sign_of_life_is_given_up_and_named() -> None:
     clock = Clock()
-    with pytest.raises(StalledError, match=r"part-7 is awaited since .* \(stall_timeout_s 60\); 3 of 9"):
+    with pytest.raises(StalledError, match=r"part-7 is awaited since .* \(--stall-timeout-s 60\); 3 of 9"):
         waiting(clock, 60).until(lambda: None, "part-7", lambda: "3 of 9")
     assert 60 <= clock.now < 66
 

@@ -71,7 +71,8 @@ def batch_of(docs: Sequence[Sample], anchors: Sequence[IntArray], rule: BatchRul
 
 
 def size_of(num_drafters: int = 1, **changed: object) -> BatchRule:
-    settings = TrainSettings(input="i", output=("o",), target="t", max_tokens=64, num_anchors=16, **changed)  # type: ignore[arg-type]
+    chosen = {"max_tokens": 64, "num_anchors": 16, **changed}
+    settings = TrainSettings(input="i", output=("o",), target="t", **chosen)  # type: ignore[arg-type]
     return BatchRule.of(settings, is_constant=False, num_drafters=num_drafters)
 
 
@@ -253,3 +254,8 @@ def test_any_sample_can_be_had_by_its_index(tmp_path: Path) -> None:
         assert samples[i].loss_mask.tolist() == given[i][2]
     flat = [token for part in range(3) for batch in samples.batches(part) for token in batch.input_ids.tolist()]
     assert flat == [token for _, ids, _ in given for token in ids]
+
+
+def test_rows_are_filled_up_to_no_more_blocks_than_they_can_hold() -> None:
+    assert size_of(num_anchors=10**9, max_tokens=100).num_anchors == 100
+    assert size_of(num_anchors=7, max_tokens=100).num_anchors == 7

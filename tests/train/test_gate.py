@@ -89,7 +89,7 @@ def test_a_mask_that_occurs_in_much_of_the_data_is_refused_with_the_figures(tmp_
     with pytest.raises(DataGateError, match=r"none of 2 .*: holds the mask token: 2"):
         gated(tmp_path / "all", [GOOD, GOOD], mask_id=3)
     other: GivenSample = ("other", [6, 7, 8], [True] * 3)
-    with pytest.raises(DataGateError, match=r"1 of 2 .*max_dropped_frac 0.1.*another mask_id"):
+    with pytest.raises(DataGateError, match=r"1 of 2 .*--max-dropped-frac 0.1.*another --mask-id"):
         gated(tmp_path / "half", [GOOD, other], mask_id=3, max_dropped_frac=0.1)
 
 
@@ -153,5 +153,5 @@ def test_a_small_part_is_refused_only_where_nothing_of_it_is_left(tmp_path: Path
 
 def test_an_unfinished_set_cannot_tell_which_row_its_data_will_leave(tmp_path: Path) -> None:
     full = Vocabulary(num_rows=6, reserved=frozenset({0}), tokenizer_ids=frozenset(range(6)))
-    with pytest.raises(RecipeError, match=r"is unfinished, and the tokenizer names all 6 rows .* with mask_id"):
+    with pytest.raises(RecipeError, match=r"is unfinished, and the tokenizer names all 6 rows .* with --mask-id"):
         unfinished(tmp_path, [GOOD, GOOD], full)

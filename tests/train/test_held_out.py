@@ -131,9 +131,9 @@ def test_a_run_is_measured_at_its_own_steps_and_at_its_last() -> None:
 
 
 def test_settings_that_measure_nothing_are_refused() -> None:
-    with pytest.raises(ValidationError, match="eval_every needs eval_input"):
+    with pytest.raises(ValidationError, match="--eval-every needs --eval-input"):
         settings(eval_input=())
-    with pytest.raises(ValidationError, match="eval_every 7 is not a multiple of save_every 5"):
+    with pytest.raises(ValidationError, match="--eval-every 7 is not a multiple of --save-every 5"):
         settings(eval_every=7)
     with pytest.raises(ValidationError, match="both 0"):
         settings(eval_decode_prompts=0, eval_walk_prompts=0)

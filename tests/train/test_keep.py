@@ -86,6 +86,16 @@ def test_the_newest_checkpoint_is_taken_and_the_others_pruned(tmp_path: Path) ->
     assert resumed_step(checkpoints) == 15
 
 
+def test_the_newest_due_are_kept_however_long_the_run_is(tmp_path: Path) -> None:
+    for num_steps in (24, 25, 26):
+        checkpoints = replace(both(tmp_path), num_steps=num_steps)
+        for step in range(num_steps + 1):
+            due = [s for s in range(step + 1) if checkpoints.is_due(s)]
+            assert checkpoints.kept(step) == {0, *due[-2:], step}
+    long = replace(both(tmp_path), num_steps=10**12, save_every=7)
+    assert long.kept(10**11) == {0, 10**11, *(10**11 // 7 * 7 - ago for ago in (0, 7))}
+
+
 @pytest.mark.parametrize("file", ["checkpoint.json", "model.safetensors", "optimizer.safetensors"])
 def test_what_one_store_lacks_it_is_given_by_the_other(tmp_path: Path, file: str) -> None:
     checkpoints = both(tmp_path)

@@ -7,7 +7,7 @@ from pydantic import ValidationError  # noqa: E402
 
 from draftmill.contracts.errors import RecipeError  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
-from draftmill.train.layout import Layout, Seat, cuda_numbers, devices_of, layout_of  # noqa: E402
+from draftmill.train.layout import Layout, Seat, cuda_numbers, devices_of, layout_of, meeting_rank  # noqa: E402
 from draftmill.train.rows import PlannedRow  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -48,10 +48,33 @@ def test_a_world_that_was_not_asked_for_is_refused(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv(name, value)
     assert layout_of(settings()) == Layout(4, 4, is_split=False)
     assert layout_of(settings(placement="split", target_ranks=3)) == Layout(1, 3, is_split=True)
-    with pytest.raises(RecipeError, match="torchrun started 4 processes, but placement split is of 2"):
+    with pytest.raises(RecipeError, match="torchrun started 4 processes, but --placement split is of 2"):
         layout_of(settings(placement="split"))
     with pytest.raises(RecipeError, match="of 3"):
         layout_of(settings(ranks=3))
+
+
+@pytest.mark.parametrize(
+    ("said", "names"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is not set"),
+        ({"RANK": "0", "WORLD_SIZE": ""}, "WORLD_SIZE is not set"),
+        ({"RANK": "first", "WORLD_SIZE": "2"}, "RANK is 'first'"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK 2 of WORLD_SIZE 2"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "x"}, "MASTER_PORT is 'x'"),
+    ],
+)
+def test_a_launcher_that_says_half_of_it_is_named_with_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, said: dict[str, str], names: str
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match=f"{names}.*torchrun"):
+        layout_of(settings())
+        meeting_rank()
 
 
 def test_settings_of_another_placement_are_refused() -> None:
@@ -89,21 +112,23 @@ def test_a_target_rank_takes_the_devices_behind_those_of_the_drafters_on_its_hos
 def test_ranks_that_take_more_devices_than_there_are_are_refused_all_alike() -> None:
     layout = Layout(num_drafters=1, num_targets=2, is_split=True)
     for seat in seats(layout, 3)[0]:
-        with pytest.raises(RecipeError, match=r"3 ranks of this host take 5 CUDA devices \(target_gpus 2.*it has 4"):
+        with pytest.raises(RecipeError, match=r"3 ranks of this host take 5 CUDA devices \(--target-gpus 2.*it has 4"):
             cuda_numbers(layout, 2, seat, 4)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are CUDA devices")
 def test_a_host_without_cuda_spreads_nothing() -> None:
     assert devices_of(settings(), Layout(1, 1, is_split=False)) == (torch.device("cpu"),)
-    with pytest.raises(RecipeError, match="target_gpus 2: torch finds no CUDA device"):
+    with pytest.raises(RecipeError, match="--target-gpus 2: torch finds no CUDA device"):
         devices_of(settings(target_gpus=2), Layout(1, 1, is_split=False))
-    with pytest.raises(RecipeError, match=r'device = "cuda": torch finds no CUDA device'):
+    with pytest.raises(RecipeError, match="--device cuda: torch finds no CUDA device"):
         layout_of(settings(device="cuda"))
 
 
 def test_a_spread_target_is_refused_where_one_device_is_wanted() -> None:
-    with pytest.raises(ValidationError, match='target_gpus 2 counts CUDA devices, and device = "cpu"'):
+    with pytest.raises(ValidationError, match="--target-gpus 2 counts CUDA devices, and --device cpu"):
         settings(target_gpus=2, device="cpu")
-    with pytest.raises(ValidationError, match="eval_every decodes with the target on one device, and target_gpus is 2"):
+    with pytest.raises(
+        ValidationError, match="--eval-every decodes with the target on one device, and --target-gpus is 2"
+    ):
         settings(target_gpus=2, eval_every=500, eval_input=("prompts.jsonl",))

@@ -107,7 +107,7 @@ def test_muon_can_have_a_learning_rate_of_its_own() -> None:
     for (name, mine), theirs in zip(one.drafter.named_parameters(), other.drafter.parameters(), strict=True):
         times = 3.0 if name in by_muon else 1.0
         torch.testing.assert_close(theirs - start[name], times * (mine - start[name]), rtol=1e-3, atol=1e-6)
-    with pytest.raises(ValidationError, match=r"muon_lr 0\.03 goes with optimizer"):
+    with pytest.raises(ValidationError, match=r"--muon-lr 0\.03 goes with --optimizer muon"):
         settings(muon_lr=3 * LR)
 
 

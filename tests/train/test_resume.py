@@ -73,9 +73,8 @@ def test_the_checkpoints_kept_are_step_0_and_the_newest(undisturbed: Path) -> No
     assert metrics(undisturbed)[-1]["loss"] < metrics(undisturbed)[0]["loss"]
     told = json.loads((undisturbed / "metrics.jsonl").read_text().splitlines()[-1])
     assert told["time_left_s"] == 0 and told["peak_memory_bytes"] > 1 << 20 and told["tokens_per_s"] > 0
-    assert sum(told[f"{phase}_frac"] for phase in ("target", "drafter", "optimizer", "waiting")) == pytest.approx(
-        1, abs=0.01
-    )
+    shares = [told[f"{phase}_frac"] for phase in ("target", "drafter", "optimizer", "waiting")]
+    assert 0 < sum(shares) < 1.01, "what is left is packing, and what followed the step before"
 
 
 def test_a_run_put_back_to_any_checkpoint_ends_in_the_same_bytes(folder: Path, undisturbed: Path) -> None:
@@ -112,8 +111,16 @@ def test_a_process_interrupted_and_then_killed_ends_in_the_same_bytes(folder: Pa
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["content"]["num_steps"] == NUM_STEPS
+    assert_told_what_it_does(done.stderr)
     assert checkpoint_bytes(output) == checkpoint_bytes(undisturbed)
     assert metrics(output) == metrics(undisturbed)
+
+
+def assert_told_what_it_does(stderr: str) -> None:
+    """Before the first step a line each for what takes long, and where the run goes on."""
+    told = [line.partition(": ")[2] for line in stderr.splitlines() if line.startswith("INFO draftmill")]
+    for start in ("reading ", "loading the target in ", "checking the target: ", "going on from step "):
+        assert sum(line.startswith(start) for line in told) == 1, (start, told)
 
 
 def _wait_for(file: Path, process: subprocess.Popen[bytes]) -> None:

@@ -11,7 +11,7 @@ from draftmill.extract.target import Target, freeze, load_target  # noqa: E402
 from draftmill.model.checkpoint import save_drafter  # noqa: E402
 from draftmill.model.drafter import Drafter  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
-from draftmill.train.start import copy_layers, drafter_shape, initial_drafter, source_layers  # noqa: E402
+from draftmill.train.start import copy_layers, drafter_shape, initial_drafter, refuse_too_large, source_layers  # noqa: E402
 from tiny import write_tiny_target  # noqa: E402
 from tiny_families import HIDDEN, tiny_model  # noqa: E402
 
@@ -102,3 +102,13 @@ def test_a_run_can_go_on_from_a_published_drafter_of_its_shape_only(target: Targ
     assert all(torch.equal(mine, theirs.bfloat16().float()) for mine, theirs in pairs)
     with pytest.raises(RecipeError, match=r"block_size 8 instead of 4; mask_id 270 instead of 271"):
         initial_drafter(target, settings(init=str(tmp_path), block_size=4), 271)
+
+
+def test_a_drafter_larger_than_the_memory_is_refused_before_it_is_made(target: Target) -> None:
+    shape = drafter_shape(target, settings(), mask_id=270)
+    num_bytes = 4 * sum(parameter.numel() for parameter in Drafter(shape).parameters())
+    refuse_too_large(shape, num_bytes)
+    with pytest.raises(RecipeError, match=r"a drafter of [0-9,]+ weights takes .* GB.*--num-layers"):
+        refuse_too_large(shape, num_bytes - 1)
+    with pytest.raises(RecipeError, match="--intermediate-size"):
+        initial_drafter(target, settings(intermediate_size=1 << 20, num_layers=1 << 12), mask_id=270)

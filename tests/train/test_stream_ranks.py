@@ -115,7 +115,7 @@ def test_a_maker_that_stops_ends_all_ranks_with_the_words_of_one_error(
     assert failure.exit_code == EXIT_FAILED
     words = str(failure)
     assert words.startswith("rank ") and words.count("is awaited since") == 1
-    assert "part-00002 of" in words and "(stall_timeout_s 3); 3 of 5 parts are there" in words
+    assert "part-00002 of" in words and "(--stall-timeout-s 3); 3 of 5 parts are there" in words
     assert steps_in(place / "stalled" / "run")[-1] == before_awaited
 
 
@@ -134,13 +134,22 @@ def test_who_waits_for_the_next_part_is_stopped_by_sigterm_and_goes_on_to_the_sa
     assert_same(output, undisturbed)
 
 
-def assert_interrupted(process: "subprocess.Popen[bytes]", meanwhile: Callable[[], None] = lambda: None) -> None:
-    """SIGTERM ends the command as it should."""
+def assert_interrupted(process: "subprocess.Popen[bytes]", meanwhile: Callable[[], None] = lambda: None) -> str:
+    """SIGTERM ends the command as it should; what it told on stderr."""
     process.terminate()
     meanwhile()
-    stdout, _ = process.communicate(timeout=ENDS_S)
+    stdout, stderr = process.communicate(timeout=ENDS_S)
     assert process.returncode == EXIT_INTERRUPTED
     assert "interrupted" in json.loads(stdout.splitlines()[-1])["error"]
+    return stderr.decode()
+
+
+def assert_told_once(stderr: str) -> None:
+    """What takes long before the first step is told by one rank: of the run by rank 0, of the target by its own."""
+    told = [line.partition(": ")[2] for line in stderr.splitlines() if line.startswith("INFO draftmill")]
+    of_the_run = ("starting 2 ranks", "reading ", "waiting for rank 1 (target 0)", "attention: ", "a new run of ")
+    for start in (*of_the_run, "loading the target in ", "checking the target: ", "the target agrees with "):
+        assert sum(line.startswith(start) for line in told) == 1, (start, told)
 
 
 def assert_same(output: Path, undisturbed: Path) -> None:
@@ -166,7 +175,8 @@ def test_a_drafter_rank_that_waits_for_states_is_stopped_by_sigterm_whether_its_
         # The drafter rank has looked through the part, so what it awaits next are the states of its first row.
         wait_for(lambda: num_findings(cache) >= before + 2, process)
         time.sleep(0.5)
-        assert_interrupted(process, lambda: None if hangs else reading.resume())
+        told = assert_interrupted(process, lambda: None if hangs else reading.resume())
+    assert_told_once(told)
     # A target rank that heeds the signal sends the row it is at first.
     assert before_awaited <= steps_in(output)[-1] == num_lines(output)
     assert not hangs or num_lines(output) == before_awaited

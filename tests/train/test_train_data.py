@@ -21,7 +21,7 @@ def test_an_unfinished_set_needs_a_number_of_steps(tmp_path: Path) -> None:
     write_samples(tmp_path, [("a", [1, 2, 3], [True] * 3)], "hash", num_parts=1)
     assert open_input(settings(tmp_path)).was_finished
     (tmp_path / "card.json").unlink()
-    with pytest.raises(RecipeError, match="num_epochs 6 would take; set num_steps") as refused:
+    with pytest.raises(RecipeError, match="--num-epochs 6 would take; set --num-steps") as refused:
         open_input(settings(tmp_path))
     assert refused.value.exit_code == EXIT_USAGE
     assert not open_input(settings(tmp_path, num_steps=10)).was_finished
@@ -29,7 +29,7 @@ def test_an_unfinished_set_needs_a_number_of_steps(tmp_path: Path) -> None:
 
 def test_which_tokens_an_unfinished_set_will_hold_is_not_asked(tmp_path: Path) -> None:
     Producer(tmp_path, [("a", [1, 2, 3], [True] * 3)], "hash", num_parts=1)
-    with pytest.raises(RecipeError, match='set loss_vocab = "all"'):
+    with pytest.raises(RecipeError, match="set --loss-vocab all"):
         open_input(settings(tmp_path, num_steps=10, loss_vocab="seen"))
 
 
@@ -48,7 +48,7 @@ def test_ranks_must_not_give_each_other_up_before_what_they_wait_for(
     if not several:
         for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
             monkeypatch.setenv(name, value)
-    with pytest.raises(RecipeError, match="stall_timeout_s 60 is not less than rank_timeout_s 60"):
+    with pytest.raises(RecipeError, match="--stall-timeout-s 60 is not less than --rank-timeout-s 60"):
         open_input(settings(tmp_path, **hasty, **several))
     open_input(settings(tmp_path, num_steps=10, **several))
     making.finish()

@@ -1,9 +1,13 @@
 """Packing loses no sample, cuts no draw, and depends on (seed, epoch, kept samples) alone; part by part at first."""
 
+import logging
 import random
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
+
+from draftmill.contracts.errors import RecipeError
 from draftmill.settings.train import TrainSettings
 from draftmill.train.gate import KeptSample
 from draftmill.train.rows import PlannedRow, RowPlan
@@ -102,3 +106,18 @@ def test_a_part_is_asked_for_when_its_first_row_is_and_the_whole_set_before_the_
 
 def test_rows_know_how_long_their_samples_are() -> None:
     assert all(row.lengths == tuple(LENGTHS[i] for i in row.samples) for row in rows(plan(PARTS), 30))
+
+
+def test_passes_that_no_run_has_steps_for_are_refused_before_they_are_counted() -> None:
+    with pytest.raises(RecipeError, match=r"--num-epochs 99,999,999 would take about [0-9,]+ steps.*--num-steps"):
+        plan().num_steps(99_999_999)
+
+
+def test_counting_that_takes_a_while_is_told_with_what_needs_none(caplog: pytest.LogCaptureFixture) -> None:
+    one = plan(parts=((KEPT[0],),))
+    with caplog.at_level(logging.INFO):
+        one._foretell(2)
+        assert caplog.text == ""
+        one.num_steps(1)
+        one._foretell(2_000_000)
+    assert "--num-epochs 2,000,000" in caplog.text and "--num-steps" in caplog.text

@@ -16,6 +16,8 @@ from draftmill.settings.train import TrainSettings
         {"num_sliding_layers": 1, "sliding_window": 10**20},
         {"num_steps": 10**8},
         {"ranks": 10**9},
+        {"rows_per_step": 10**9},
+        {"draws_per_pass": 10**9},
     ],
 )
 def test_a_number_too_large_is_refused_by_name(too_large: dict[str, float]) -> None:

@@ -117,7 +117,9 @@ def test_a_set_in_a_store_is_trained_on_through_a_cache_of_two_parts_for_one_epo
     producer(target, s3_url).finish()
     size = max(file.size for file in open_input(settings(target, s3_url, tmp_path)).store.files())
     narrow = settings(target, s3_url, tmp_path / "run", data_cache_bytes=2 * size)
-    with pytest.raises(RecipeError, match=r"from the second epoch on .* data_cache_bytes .*for one epoch; checkpoints"):
+    with pytest.raises(
+        RecipeError, match=r"from the second epoch on .* --data-cache-bytes .*for one epoch; checkpoints"
+    ):
         run(narrow)
     assert sum(path.stat().st_size for path in (cache / "parts").rglob("*") if path.is_file()) <= 2 * size
     run(settings(target, s3_url, tmp_path / "run"))

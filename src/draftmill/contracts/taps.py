@@ -18,7 +18,7 @@ def default_tap_ids(num_layers: int, num_taps: int) -> tuple[int, ...]:
         largest = max((k for k in range(2, num_taps) if len(set(_spread(num_layers, k))) == k), default=1)
         raise RecipeError(
             f"{num_taps} taps do not fit a target of {num_layers} layers (ids {list(ids)} repeat): "
-            f"set num_taps to at most {largest}, or name tap_ids"
+            f"set --num-taps to at most {largest}, or name --tap-ids"
         )
     return check_tap_ids(ids, num_layers)
 
@@ -36,10 +36,10 @@ def check_tap_ids(tap_ids: Sequence[int], num_layers: int) -> tuple[int, ...]:
     """The ids unchanged if they are distinct, ascending and in [0, num_layers - 2]; RecipeError otherwise."""
     ids = tuple(tap_ids)
     if not ids or list(ids) != sorted(set(ids)):
-        raise RecipeError(f"tap_ids {list(ids)} must be distinct and ascending, and at least one")
+        raise RecipeError(f"taps {list(ids)} must be distinct and ascending, and at least one (--tap-ids)")
     if ids[0] < 0 or ids[-1] > num_layers - 2:
         raise RecipeError(
-            f"tap_ids {list(ids)} must lie in [0, {num_layers - 2}] for a target of {num_layers} layers; layer "
-            f"{num_layers - 1} is never a tap: engines read it before the final norm, Hugging Face after it"
+            f"taps {list(ids)} (--tap-ids) must lie in [0, {num_layers - 2}] for a target of {num_layers} layers; "
+            f"layer {num_layers - 1} is never a tap: engines read it before the final norm, Hugging Face after it"
         )
     return ids

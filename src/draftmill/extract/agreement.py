@@ -44,8 +44,8 @@ def check_target(target: Target, texts: Sequence[Text], min_agreement: float) ->
     if share < min_agreement:
         raise DataGateError(
             f"the target finds {100 * share:.1f} % of {len(found)} answer tokens most likely itself, less than "
-            f"min_agreement {min_agreement:g}, and decodes {begins} of an answer's first tokens: its weights are "
-            "random, or another model wrote these answers; generate them with this target, or lower --min-agreement"
+            f"--min-agreement {min_agreement:g}, and decodes {begins} of an answer's first tokens: its weights are "
+            "random, or another model wrote these answers; generate them with this target, or lower it"
         )
 
 

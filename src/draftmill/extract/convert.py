@@ -20,6 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils.logging import disable_progress_bar
 
+from draftmill.streams import show_log
+
 logger = logging.getLogger(__name__)
 
 
@@ -55,6 +57,6 @@ def convert_gguf(source: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    show_log()
     disable_progress_bar()
     make_once(Path(sys.argv[1]), Path(sys.argv[2]), convert_gguf)

@@ -55,7 +55,7 @@ def refuse_spreading(name: str, model: Any) -> None:
     if quantizer is not None:
         raise InputError(
             f"{name} is quantized ({quantizer.quantization_config.quant_method.value}), and its weights are prepared "
-            "for the device that they are loaded on: only float weights can be spread; set target_gpus = 1"
+            "for the device that they are loaded on: only float weights can be spread; set --target-gpus 1"
         )
 
 

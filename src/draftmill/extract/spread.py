@@ -29,8 +29,8 @@ def device_kind(named: str) -> str:
     found = torch.cuda.is_available()
     if named == "cuda" and not found:
         raise RecipeError(
-            'device = "cuda": torch finds no CUDA device here (look at nvidia-smi and at the build of torch); leave '
-            'device at "auto" to work on the CPU'
+            "--device cuda: torch finds no CUDA device here (look at nvidia-smi and at the build of torch); leave "
+            "--device at auto to work on the CPU"
         )
     return ("cuda" if found else "cpu") if named == "auto" else named
 
@@ -76,8 +76,8 @@ def layer_runs(num_layers: int, num_places: int) -> list[range]:
     """Which layers each place takes; the first, which has embedding and drafter too, never more than another."""
     if num_places > num_layers:
         raise RecipeError(
-            f"target_gpus {num_places}: the target has {num_layers} layers, and every device takes at least one of "
-            "them; lower target_gpus"
+            f"--target-gpus {num_places}: the target has {num_layers} layers, and every device takes at least one of "
+            "them; lower --target-gpus"
         )
     ends = [i * num_layers // num_places for i in range(num_places + 1)]
     return [range(start, end) for start, end in pairwise(ends)]

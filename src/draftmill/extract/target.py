@@ -4,6 +4,7 @@ Where they lie is the family's (`families.py`). A folder of a vision-language wr
 Weights stay in the precision they are served in (`quantized.py`).
 """
 
+import logging
 import pickle
 import re
 from collections.abc import Iterable
@@ -23,6 +24,8 @@ from draftmill.contracts.errors import InputError
 from draftmill.extract.families import Family, find_parts
 from draftmill.extract.quantized import refuse_dequantized, refuse_quantized_parts, unpack
 from draftmill.storage.models import read_config
+
+log = logging.getLogger(__name__)
 
 # A transformers PreTrainedModel. Importing that class takes 4 s, which a command that finds its work done would pay.
 Pretrained = Any
@@ -101,6 +104,7 @@ class Target(Ends):
 def load_target(folder: Path, dtype: torch.dtype = torch.float32) -> Target:
     """The target in a Hugging Face folder, frozen; InputError where it has no weights or an unknown shape."""
     declared = read_config(folder)
+    log.info("loading the target in %s, as %s", folder, str(dtype).removeprefix("torch."))
     disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -91,14 +91,14 @@ def wanted_thinking(chat: Chat, settings: GenerateSettings) -> bool | None:
     opens, closes = opens_thinking(prompt), prompt.rstrip().endswith(END_THINK)
     if (settings.thinking == "off" and opens) or (settings.thinking == "on" and closes):
         raise RecipeError(
-            f"thinking is {settings.thinking!r}, but the chat template of {settings.target} opens an answer with "
-            f"{prompt.rstrip()[-40:]!r}: it does not know enable_thinking; use its own switch by template_kwargs, or "
-            "leave thinking out"
+            f"--thinking {settings.thinking}, but the chat template of {settings.target} opens an answer with "
+            f"{prompt.rstrip()[-40:]!r}: it does not know enable_thinking; use its own switch by --template-kwargs, or "
+            "leave --thinking out"
         )
     if settings.thinking == "on" and not (opens or settings.endpoint) and prompt == _switched_off(chat, settings):
         raise RecipeError(
-            f"thinking is 'on', but the chat template of {settings.target} does not know enable_thinking, and no "
-            "engine can be asked whether the target thinks: leave thinking out"
+            f"--thinking on, but the chat template of {settings.target} does not know enable_thinking, and no "
+            "engine can be asked whether the target thinks: leave --thinking out"
         )
     if opens or closes:
         return opens

@@ -93,8 +93,8 @@ def _window(settings: GenerateSettings, folder: Path) -> int | None:
         raise InputError(f"{folder / CONFIG_FILE} says no max_position_embeddings: the target's window is unknown")
     if settings.max_new_tokens >= found:
         raise RecipeError(
-            f"max_new_tokens {settings.max_new_tokens:,} leaves no room for a prompt in the target's window of "
-            f"{found:,} tokens: lower --max-new-tokens"
+            f"--max-new-tokens {settings.max_new_tokens:,} leaves no room for a prompt in the target's window of "
+            f"{found:,} tokens: lower it"
         )
     return found
 

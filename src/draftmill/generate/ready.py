@@ -51,7 +51,7 @@ async def agreed(fleet: Fleet, manner: Manner) -> Manner:
     if window is None:
         logger.warning("nobody says how large the target's window is: prompts that do not fit will be refused")
     elif settings.max_new_tokens >= window:
-        logger.warning("the window of %d tokens leaves less than max_new_tokens to every answer", window)
+        logger.warning("the window of %d tokens leaves less than --max-new-tokens to every answer", window)
     if manner.thinks and settings.temperature == 0:
         logger.warning(
             "the target thinks and decodes greedily: many such models then repeat themselves; see --temperature"

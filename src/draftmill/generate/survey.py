@@ -210,12 +210,12 @@ def _nothing_left(settings: GenerateSettings, num_rows: int, first: Dropped | No
     where = ", ".join(settings.input)
     if first is not None:
         return (
-            f"{where}: none of {num_rows:,} rows is a prompt of split {settings.split!r}; the first that is none, "
+            f"{where}: none of {num_rows:,} rows is a prompt of --split {settings.split}; the first that is none, "
             f"{first.file} line {first.line}: {first.reason}"
         )
     if num_rows:
         return (
-            f"{where}: none of {num_rows:,} rows falls into split {settings.split!r} at held_out_frac "
+            f"{where}: none of {num_rows:,} rows falls into --split {settings.split} at --held-out-frac "
             f"{settings.held_out_frac}: give more rows, or another --held-out-frac"
         )
     return f"{where}: no rows; a prompt file has one JSON object a line"

@@ -28,6 +28,11 @@ class Settings(BaseModel):
             field.description = field.description and " ".join(field.description.split())
 
 
+def flag(key: str) -> str:
+    """A setting as it is named on the command line."""
+    return f"--{key.replace('_', '-')}"
+
+
 _PLACES = {"input", "output", "target", "tokenizer", "checkpoint"}
 
 
@@ -42,7 +47,7 @@ class RoomSettings(Settings):
         # An unset variable of a shell is enough: "" would mean the current folder.
         named = self.model_dump(include=_PLACES)
         if empty := [
-            name for name, value in named.items() if value == "" or (isinstance(value, tuple) and "" in value)
+            flag(name) for name, value in named.items() if value == "" or (isinstance(value, tuple) and "" in value)
         ]:
             raise ValueError(f"{', '.join(empty)}: empty; name a folder or URL (the current folder is .)")
         return self

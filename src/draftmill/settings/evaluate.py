@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from draftmill.settings.base import RoomSettings
+from draftmill.settings.workers import MOST_THREADS
 
 
 class EvaluateSettings(RoomSettings):
@@ -31,7 +32,7 @@ class EvaluateSettings(RoomSettings):
     """Prompt tokens the target reads in one pass."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to decode, in float32; auto takes a CUDA device where there is one."""
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, le=MOST_THREADS)
     """CPU threads of the decoding; figures are equal to the last bit at the same number only."""
     seed: int = 0
     """Chooses the decoded prompts."""

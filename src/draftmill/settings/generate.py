@@ -158,15 +158,15 @@ class GenerateSettings(RoomSettings, SamplingSettings, ServedSettings, AnswerLim
     @model_validator(mode="after")
     def _fits_together(self) -> "GenerateSettings":
         if not self.endpoint and self.temperature > 0:
-            raise ValueError(f"temperature {self.temperature} needs --endpoint: in-process engines decode greedily")
+            raise ValueError(f"--temperature {self.temperature} needs --endpoint: in-process engines decode greedily")
         if self.thinking != "default" and "enable_thinking" in self.template_kwargs:
-            raise ValueError("give thinking or template_kwargs.enable_thinking, not both")
+            raise ValueError("give --thinking or --template-kwargs enable_thinking, not both")
         if taken := sorted(self.template_kwargs.keys() & _TAKEN_SWITCHES):
-            raise ValueError(f"template_kwargs may not hold {', '.join(taken)}: the rows say that")
+            raise ValueError(f"--template-kwargs may not hold {', '.join(taken)}: the rows say that")
         if any("@" in url for url in self.endpoint):
-            raise ValueError("an endpoint's URL may hold no password, because cards tell it: set OPENAI_API_KEY")
+            raise ValueError("the URL of an --endpoint may hold no password, because cards tell it: set OPENAI_API_KEY")
         if len(set(self.output)) < len(self.output):
-            raise ValueError("an output is given twice")
+            raise ValueError("an --output is given twice")
         return self
 
     @property

@@ -12,7 +12,7 @@ The top-level keys say where the line reads and writes; `room_values` derives ea
 
 import difflib
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -132,7 +132,11 @@ def _checked(model: type[BaseModel], key: str, value: Any, where: str) -> Any:
         raise RecipeError(f"{where}: {key} = {value!r}: {readable(error)}") from error
 
 
-def readable(error: ValidationError) -> str:
-    """A pydantic error as one line a newcomer can act on."""
-    found = [(".".join(map(str, e["loc"])), e["msg"].removeprefix("Value error, ")) for e in error.errors()]
+def readable(error: ValidationError, named: Callable[[str], str] = str) -> str:
+    """A pydantic error as one line a newcomer can act on; `named` says a setting as the reader has given it."""
+    found = [(_place(e["loc"], named), e["msg"].removeprefix("Value error, ")) for e in error.errors()]
     return "; ".join(f"{place}: {message}" if place else message for place, message in found)
+
+
+def _place(keys: Sequence[int | str], named: Callable[[str], str]) -> str:
+    return ".".join([*(named(str(key)) for key in keys[:1]), *map(str, keys[1:])])

@@ -89,9 +89,9 @@ class TokenizeSettings(GateSettings):
         if self.shard is not None:
             found = re.fullmatch(r"([1-9][0-9]*)/([1-9][0-9]*)", self.shard)
             if found is None or int(found[1]) > int(found[2]):
-                raise ValueError(f"shard {self.shard}: give i/n with i from 1 to n, for example 1/4")
+                raise ValueError(f"--shard {self.shard}: give i/n with i from 1 to n, for example 1/4")
             if self.engine != "local":
-                raise ValueError(f"shard {self.shard} with engine {self.engine}: an engine's tasks are the shards")
+                raise ValueError(f"--shard {self.shard} with --engine {self.engine}: an engine's tasks are the shards")
         if self.engine == "slurm" and self.slurm_partition is None:
-            raise ValueError("engine slurm needs to know where its tasks may run: give --slurm-partition")
+            raise ValueError("--engine slurm needs to know where its tasks may run: give --slurm-partition")
         return self

@@ -6,15 +6,16 @@ from pydantic import Field, model_validator
 
 from draftmill.settings.base import RoomSettings
 from draftmill.settings.evaluate import EvaluateSettings
+from draftmill.settings.workers import MOST_THREADS
 
 # DFlash (arXiv 2602.06036) gives a decay for these block sizes; any other must be chosen.
 GAMMA_OF_BLOCK = {16: 7.0, 10: 5.0, 8: 4.0}
 
 # Larger numbers are slips: they would be found out by memory that is full, or by a library that cannot count so far.
 _MOST_LAYERS, _MOST_TOKENS, _MOST_CHANNELS, _MOST_PROCESSES = 1 << 12, 1 << 30, 1 << 20, 1 << 16
-_MOST_STEPS = 10**8 - 1  # the eight digits of a checkpoint's folder
+MOST_STEPS = 10**8 - 1  # the eight digits of a checkpoint's folder
 _LARGEST_SEED = (1 << 63) - 1
-_MOST_SLOTS, _MOST_THREADS = 1 << 12, 1 << 10
+_MOST_SLOTS, _MOST_ROWS = 1 << 12, 1 << 16
 
 TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
@@ -60,13 +61,13 @@ class TrainSettings(RoomSettings):
     """Blocks per max_tokens of text; a shorter sample gets its share, rounded up."""
     max_tokens: int = Field(3072, ge=2, le=_MOST_TOKENS)
     """Tokens a training row may hold; short samples of a part share a row, longer ones are cut there and counted."""
-    rows_per_step: int = Field(1, ge=1, le=_MOST_TOKENS)
+    rows_per_step: int = Field(1, ge=1, le=_MOST_ROWS)
     """Training rows that make one optimizer step (one mean over all their slots); each is a micro-batch."""
-    draws_per_pass: int = Field(1, ge=1, le=_MOST_TOKENS)
+    draws_per_pass: int = Field(1, ge=1, le=_MOST_ROWS)
     """Steps that reuse one pass of the target over their rows, each with anchors of its own."""
-    num_epochs: int = Field(6, ge=1, le=_MOST_STEPS)
+    num_epochs: int = Field(6, ge=1, le=MOST_STEPS)
     """Passes over the set, with fresh anchors each (draws_per_pass times as many); num_steps overrules it."""
-    num_steps: int | None = Field(None, ge=1, le=_MOST_STEPS)
+    num_steps: int | None = Field(None, ge=1, le=MOST_STEPS)
     """Optimizer steps, however many passes that takes; needed where the set is unfinished and its length not known."""
     seed: int = Field(0, ge=0, le=_LARGEST_SEED)
     """Of the initial weights, the order of samples, and the anchors."""
@@ -141,7 +142,7 @@ class TrainSettings(RoomSettings):
     """Hidden states that a rank may have on their way in placement split; one row's at least."""
     rank_timeout_s: float = Field(1800, gt=0)
     """How long a rank waits for another that lives and says nothing; one that ended is noticed at once."""
-    threads: int = Field(1, ge=1, le=_MOST_THREADS)
+    threads: int = Field(1, ge=1, le=MOST_THREADS)
     """CPU threads of each rank; runs are equal bit for bit at the same number only."""
     target_packing: Literal["auto", "off"] = "off"
     """Lay the documents that the target reads together end to end in one row, without padding; auto: where a
@@ -149,9 +150,9 @@ class TrainSettings(RoomSettings):
     feature_cache_bytes: int = Field(0, ge=0)
     """Memory for target features of samples that will be visited again; 0: recompute them at every visit."""
 
-    save_every: int = Field(500, ge=1, le=_MOST_STEPS)
+    save_every: int = Field(500, ge=1, le=MOST_STEPS)
     """Steps between checkpoints; the first (step 0) and the last are always kept."""
-    keep_checkpoints: int = Field(3, ge=1, le=_MOST_STEPS)
+    keep_checkpoints: int = Field(3, ge=1, le=MOST_STEPS)
     """How many of the newest checkpoints stay, beside step 0."""
     store_patience_s: float = Field(600, ge=0)
     """How long an object store that does not answer is waited for. When a checkpoint is written training goes on
@@ -161,7 +162,7 @@ class TrainSettings(RoomSettings):
     than rank_timeout_s where there are several ranks."""
     data_cache_bytes: int = Field(64 << 30, ge=1)
     """Local disk for parts fetched from an object store; the whole set must fit where it is read more than once."""
-    eval_every: int | None = Field(None, ge=1, le=_MOST_STEPS)
+    eval_every: int | None = Field(None, ge=1, le=MOST_STEPS)
     """Steps between measurements of the acceptance length on eval_input, a multiple of save_every (and at the last
     step); none: no measurement while training. They change no weight."""
     eval_input: tuple[str, ...] = ()
@@ -191,48 +192,54 @@ class TrainSettings(RoomSettings):
     def _fits_together(self) -> "TrainSettings":
         if self.loss == "decay" and self.gamma is None and self.block_size not in GAMMA_OF_BLOCK:
             known = ", ".join(map(str, sorted(GAMMA_OF_BLOCK)))
-            raise ValueError(f"gamma must be set for block_size {self.block_size}: it is known for {known} only")
+            raise ValueError(f"--gamma must be set for --block-size {self.block_size}: it is known for {known} only")
         if self.num_sliding_layers > self.num_layers:
-            raise ValueError(f"num_sliding_layers {self.num_sliding_layers} of num_layers {self.num_layers}")
+            raise ValueError(f"--num-sliding-layers {self.num_sliding_layers} of --num-layers {self.num_layers}")
         if (self.num_sliding_layers > 0) != (self.sliding_window is not None):
-            raise ValueError("sliding_window and num_sliding_layers go together: set both, or neither")
+            raise ValueError("--sliding-window and --num-sliding-layers go together: set both, or neither")
         self._refuse_ranks_of_another_placement()
         self._refuse_spreading()
         if self.muon_lr is not None and self.optimizer != "muon":
-            raise ValueError(f'muon_lr {self.muon_lr:g} goes with optimizer = "muon"; this run has {self.optimizer}')
+            raise ValueError(f"--muon-lr {self.muon_lr:g} goes with --optimizer muon; this run has {self.optimizer}")
         if self.eval_every is not None:
             self._refuse_evaluation_of_nothing(self.eval_every)
         if self.hard_weight + self.kl_weight + self.tv_weight == 0:
-            raise ValueError("hard_weight, kl_weight and tv_weight are all 0: nothing would be learnt")
+            raise ValueError("--hard-weight, --kl-weight and --tv-weight are all 0: nothing would be learnt")
         return self
 
     def _refuse_ranks_of_another_placement(self) -> None:
         if self.placement == "split" and self.ranks is not None:
-            raise ValueError("ranks belongs to placement shared; placement split has target_ranks and drafter_ranks")
+            raise ValueError(
+                "--ranks belongs to --placement shared; --placement split has --target-ranks and --drafter-ranks"
+            )
         if self.placement == "shared" and (self.target_ranks, self.drafter_ranks) != (1, 1):
-            raise ValueError("target_ranks and drafter_ranks belong to placement split; placement shared has ranks")
+            raise ValueError(
+                "--target-ranks and --drafter-ranks belong to --placement split; --placement shared has --ranks"
+            )
         if self.placement == "split" and self.eval_every is not None:
-            raise ValueError("eval_every decodes with target and drafter in one process: placement split has none such")
+            raise ValueError(
+                "--eval-every decodes with target and drafter in one process: --placement split has none such"
+            )
 
     def _refuse_spreading(self) -> None:
         if self.target_gpus > 1 and self.device == "cpu":
-            raise ValueError(f'target_gpus {self.target_gpus} counts CUDA devices, and device = "cpu" uses none')
+            raise ValueError(f"--target-gpus {self.target_gpus} counts CUDA devices, and --device cpu uses none")
         if self.target_gpus > 1 and self.eval_every is not None:
             raise ValueError(
-                f"eval_every decodes with the target on one device, and target_gpus is {self.target_gpus}: leave "
-                "eval_every out, and run draftmill evaluate on checkpoints where the target fits one"
+                f"--eval-every decodes with the target on one device, and --target-gpus is {self.target_gpus}: leave "
+                "it out, and run draftmill evaluate on checkpoints where the target fits one"
             )
 
     def _refuse_evaluation_of_nothing(self, every: int) -> None:
         if not self.eval_input:
-            raise ValueError("eval_every needs eval_input: held-out prompts to measure on")
+            raise ValueError("--eval-every needs --eval-input: held-out prompts to measure on")
         if every % self.save_every:
             raise ValueError(
-                f"eval_every {every} is not a multiple of save_every {self.save_every}: what is measured belongs to "
-                "weights that are saved"
+                f"--eval-every {every} is not a multiple of --save-every {self.save_every}: what is measured belongs "
+                "to weights that are saved"
             )
         if not self.eval_decode_prompts + self.eval_walk_prompts:
-            raise ValueError("eval_decode_prompts and eval_walk_prompts are both 0: nothing would be measured")
+            raise ValueError("--eval-decode-prompts and --eval-walk-prompts are both 0: nothing would be measured")
 
     @property
     def needs_last_state(self) -> bool:

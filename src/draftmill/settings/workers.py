@@ -6,6 +6,8 @@ from pathlib import Path
 _CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _CGROUP_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
 _CGROUP_MEMORY_NOW = Path("/sys/fs/cgroup/memory.current")
+MOST_THREADS = 1 << 10
+"""A larger number is a slip, and a library's trouble."""
 
 
 def usable_cores() -> int:
@@ -18,10 +20,21 @@ def usable_cores() -> int:
     return max(1, cores)
 
 
+def total_memory_bytes() -> int:
+    """Bytes of memory that this host has in all, lowered by a cgroup."""
+    total = _meminfo_bytes("MemTotal")
+    limit = _CGROUP_MEMORY_MAX.read_text().strip() if _CGROUP_MEMORY_MAX.is_file() else "max"
+    return total if limit == "max" else min(total, int(limit))
+
+
 def usable_memory_bytes() -> int:
     """Bytes of memory this process and its children may still take: what the host has free, lowered by a cgroup."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
+    free = _meminfo_bytes("MemAvailable")
     if _CGROUP_MEMORY_MAX.is_file() and (limit := _CGROUP_MEMORY_MAX.read_text().strip()) != "max":
         free = min(free, int(limit) - int(_CGROUP_MEMORY_NOW.read_text()))
     return max(0, free)
+
+
+def _meminfo_bytes(name: str) -> int:
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields[name].split()[0]) * 1024

@@ -58,8 +58,8 @@ class Waiting:
         if silent_s >= self.limit_s:
             raise StalledError(
                 f"{what} is awaited since {duration(waited_s)}, and nothing has come for {duration(silent_s)} "
-                f"(stall_timeout_s {self.limit_s:g}); {sign}. Look after what makes it, and run the same command again "
-                "to go on"
+                f"(--stall-timeout-s {self.limit_s:g}); {sign}. Look after what makes it, and run the same command "
+                "again to go on"
             )
         log.warning("%s is awaited since %s; %s", what, duration(waited_s), sign)
 

@@ -61,7 +61,8 @@ class BatchRule:
         """The rule that settings ask for, on one of so many drafter ranks, which the rows of a step are dealt to."""
         num_own = -(-settings.rows_per_step // num_drafters)
         num_kept = num_own if settings.draws_per_pass > 1 else 0
-        sizes = settings.max_tokens, settings.num_anchors
+        # A row has no more anchors than tokens: memory for more would be filled up in vain.
+        sizes = settings.max_tokens, min(settings.num_anchors, settings.max_tokens)
         return BatchRule(*sizes, is_constant, num_kept, settings.feature_noise)
 
 

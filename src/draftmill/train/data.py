@@ -1,5 +1,6 @@
 """What a run is trained on: the set, what of it passed the gate, and which rows make which step."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -17,6 +18,8 @@ from draftmill.train.gate import GatedSamples, check_tokenizer, gate, vocabulary
 from draftmill.train.layout import layout_of
 from draftmill.train.rows import RowPlan
 from draftmill.train.samples import SampleSet
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,12 @@ def open_input(settings: TrainSettings) -> GrowingSet:
     if settings.num_steps is None:
         raise RecipeError(
             f"{settings.input} is unfinished: how many samples it will hold is not known yet, nor how many steps "
-            f"num_epochs {settings.num_epochs} would take; set num_steps, or train when its draftmill tokenize is done"
+            f"--num-epochs {settings.num_epochs} would take; set --num-steps, or train when its draftmill tokenize is "
+            "done"
         )
     if settings.loss_vocab == "seen":
         raise RecipeError(
-            f'{settings.input} is unfinished: which tokens occur in it is not known yet; set loss_vocab = "all", or '
+            f"{settings.input} is unfinished: which tokens occur in it is not known yet; set --loss-vocab all, or "
             "train when its draftmill tokenize is done"
         )
     _refuse_hasty_ranks(settings)
@@ -75,9 +79,9 @@ def _refuse_hasty_ranks(settings: TrainSettings) -> None:
     """RecipeError where ranks would give each other up before what all of them wait for is given up."""
     if layout_of(settings).world > 1 and settings.stall_timeout_s >= settings.rank_timeout_s:
         raise RecipeError(
-            f"{settings.input} is unfinished, and stall_timeout_s {settings.stall_timeout_s:g} is not less than "
-            f"rank_timeout_s {settings.rank_timeout_s:g}: a rank that waits for the next part would be taken for lost "
-            "by the others; raise rank_timeout_s, or lower stall_timeout_s"
+            f"{settings.input} is unfinished, and --stall-timeout-s {settings.stall_timeout_s:g} is not less than "
+            f"--rank-timeout-s {settings.rank_timeout_s:g}: a rank that waits for the next part would be taken for "
+            "lost by the others; raise --rank-timeout-s, or lower --stall-timeout-s"
         )
 
 
@@ -85,6 +89,7 @@ def read_data(settings: TrainSettings, parts: GrowingSet, target: Path) -> Train
     """Puts the set through the gate and lays out the run."""
     chat = open_chat(target)
     check_tokenizer(parts, chat, target)
+    log.info("reading %s: %d parts", parts.store.url, parts.num_parts)
     samples = SampleSet(parts, settings.data_cache_bytes)
     vocabulary = vocabulary_of(target, chat)
     gated = gate(samples, vocabulary, settings)

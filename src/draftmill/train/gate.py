@@ -175,9 +175,9 @@ def _mask_id(named: int | None, vocabulary: Vocabulary, samples: SampleSet) -> i
     """
     if named is not None:
         if named >= vocabulary.num_rows:
-            raise RecipeError(f"mask_id {named} lies outside the target's embedding of {vocabulary.num_rows:,} rows")
+            raise RecipeError(f"--mask-id {named} lies outside the target's embedding of {vocabulary.num_rows:,} rows")
         if named in vocabulary.reserved:
-            raise RecipeError(f"mask_id {named} is the target's pad, eos or bos token: name a row that means nothing")
+            raise RecipeError(f"--mask-id {named} is the target's pad, eos or bos token: name a row that means nothing")
         return named
     taken = vocabulary.reserved | vocabulary.tokenizer_ids
     if (row := next((i for i in range(vocabulary.num_rows) if i not in taken), None)) is not None:
@@ -185,11 +185,14 @@ def _mask_id(named: int | None, vocabulary: Vocabulary, samples: SampleSet) -> i
     if not samples.parts.was_finished:
         raise RecipeError(
             f"{samples.parts.store.url} is unfinished, and the tokenizer names all {vocabulary.num_rows:,} rows of the "
-            "target's embedding: which of them the data leave for a mask token is not known yet; name one with mask_id"
+            "target's embedding: which of them the data leave for a mask token is not known yet; name one with "
+            "--mask-id"
         )
     free = [i for i in np.flatnonzero(~_used_ids(samples, vocabulary)).tolist() if i not in vocabulary.reserved]
     if not free:
-        raise DataGateError("no embedding row is left for a mask token: the data use every one; name one with mask_id")
+        raise DataGateError(
+            "no embedding row is left for a mask token: the data use every one; name one with --mask-id"
+        )
     return free[0]
 
 
@@ -250,6 +253,6 @@ def _refuse_if_poor(found: Findings, what: str, settings: TrainSettings, min_jud
     if total >= min_judged and len(found.dropped) > settings.max_dropped_frac * total:
         raise DataGateError(
             f"{len(found.dropped):,} of {total:,} samples of {what} would be dropped ({causes}), more than "
-            f"max_dropped_frac {settings.max_dropped_frac:g}: choose another mask_id or max_tokens, look at the set "
-            "with draftmill inspect, or raise --max-dropped-frac"
+            f"--max-dropped-frac {settings.max_dropped_frac:g}: choose another --mask-id or --max-tokens, look at the "
+            "set with draftmill inspect, or raise it"
         )

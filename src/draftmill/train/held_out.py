@@ -48,7 +48,7 @@ class HeldOut:
             raise InputError(
                 f"{', '.join(settings.eval_input)}: none of {len(requests)} held-out prompts can be used: "
                 f"{len(requests) - len(fitting)} do not fit the target's window of {target.max_positions} tokens with "
-                f"eval_max_new_tokens {settings.eval_max_new_tokens}, and {len(answered)} have an answer to walk"
+                f"--eval-max-new-tokens {settings.eval_max_new_tokens}, and {len(answered)} have an answer to walk"
             )
 
     def is_due(self, step: int, num_steps: int) -> bool:

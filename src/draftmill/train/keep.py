@@ -57,12 +57,15 @@ class Checkpoints:
 
     def kept(self, step: int) -> set[int]:
         """The steps whose checkpoints stand when the one of `step` is there: step 0, the newest `keep` due, and it."""
-        due = [s for s in range(0, step + 1) if self.is_due(s)]
+        last = {self.num_steps} if self.num_steps <= step else set[int]()
+        due = sorted({*range(0, step + 1, self.save_every)[-self.keep :], *last})
         return {0, *due[-self.keep :], step}
 
     def start(self, run: RunState) -> None:
         """Puts `run` where its newest checkpoint stands; a new run gets its first one."""
         if not self.resume(run):
+            places = ", ".join(store.url for store in self.stores)
+            log.info("a new run of %s steps: its first weights are written to %s", f"{self.num_steps:,}", places)
             self.save(run, b"")
             self.behind.settle()
 
@@ -125,6 +128,7 @@ class Checkpoints:
             for place in places:
                 files = self._read(place, step)
                 if files is not None and _takes(run, step, files):
+                    log.info("going on from step %s of %s, found in %s", f"{step:,}", f"{self.num_steps:,}", place.url)
                     self._share(place, step, files, is_sound=run.position.bad_in_a_row == 0)
                     return True
             log.warning("checkpoint of step %d is incomplete or another run's; looking for an older one", step)

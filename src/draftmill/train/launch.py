@@ -6,6 +6,7 @@ When one ends badly the others are asked to end, then ended; the first to fall i
 launcher is gone, however it went, end as if it had asked them.
 """
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -29,9 +30,11 @@ from torch.multiprocessing.spawn import ProcessContext, ProcessException, start_
 from draftmill.contracts.errors import EXIT_FAILED, EXIT_INTERRUPTED, DraftmillError
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.local import write_atomically
-from draftmill.streams import secure_streams
+from draftmill.streams import secure_streams, show_log
 from draftmill.train.layout import Layout
 from draftmill.train.ranks import RankLostError
+
+log = logging.getLogger(__name__)
 
 METHOD = "forkserver"
 # What every rank would import for itself when it loads its target: 5 CPU-seconds each.
@@ -76,6 +79,7 @@ class _Outcome(msgspec.Struct):
 
 def start_ranks(story: Story, settings: TrainSettings, layout: Layout) -> dict[str, Any]:
     """Runs `story` in every rank of the layout; rank 0's card. RankFailedError naming the rank that failed first."""
+    log.info("starting %d ranks on this host", layout.world)
     server = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
     multiprocessing.get_context(METHOD).set_forkserver_preload([story.__module__, *PRELOADED])
     with TemporaryDirectory(prefix="draftmill-ranks-") as outcomes:
@@ -174,6 +178,7 @@ def _outlive_no_launcher() -> None:
 def _be_rank(rank: int, call: _Call) -> None:
     """One rank, from start to end, in a process of its own."""
     secure_streams()
+    show_log()
     os.environ.update(call.environment, RANK=str(rank), LOCAL_RANK=str(rank))
     # Until there is something to keep, a rank that is asked to end does so at once, whatever it waits for.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -79,15 +79,45 @@ def layout_of(settings: TrainSettings) -> Layout:
         layout = Layout(count, count, is_split=False)
     if started is not None and layout.world != started:
         raise RecipeError(
-            f"torchrun started {started} processes, but placement {settings.placement} is of {layout.world}: "
-            "start as many, or change ranks, target_ranks and drafter_ranks"
+            f"torchrun started {started} processes, but --placement {settings.placement} is of {layout.world}: "
+            "start as many, or change --ranks, or --target-ranks and --drafter-ranks"
         )
     return layout
 
 
 def started_ranks() -> int | None:
-    """How many ranks the launcher started, of which this process is one; None: it was started alone."""
-    return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ else None
+    """How many ranks the launcher started, of which this process is one; None: it was started alone. RecipeError where
+    it does not say so whole.
+    """
+    if "RANK" not in os.environ:
+        return None
+    rank, count = _number("RANK"), _number("WORLD_SIZE")
+    if rank >= count:
+        raise RecipeError(f"RANK {rank} of WORLD_SIZE {count}: ranks are numbered from 0; start them by torchrun")
+    return count
+
+
+def meeting_rank() -> int:
+    """This process's number among those that meet by MASTER_ADDR and MASTER_PORT; RecipeError where one is missing."""
+    _said_by_launcher("MASTER_ADDR")
+    _number("MASTER_PORT")
+    return _number("RANK")
+
+
+def _number(name: str) -> int:
+    said = _said_by_launcher(name)
+    if not said.isdecimal():
+        raise RecipeError(f"{name} is {said!r}, and a whole number is wanted: start ranks by torchrun, which sets it")
+    return int(said)
+
+
+def _said_by_launcher(name: str) -> str:
+    if not (said := os.environ.get(name)):
+        raise RecipeError(
+            f"RANK is set, so this process is taken for one of several that a launcher started, and {name} is not set: "
+            "start ranks by torchrun, which sets both, or unset RANK"
+        )
+    return said
 
 
 @dataclass(frozen=True)
@@ -106,8 +136,8 @@ def devices_of(settings: TrainSettings, layout: Layout) -> tuple[torch.device, .
     if device_kind(settings.device) == "cpu":
         if settings.target_gpus > 1:
             raise RecipeError(
-                f"target_gpus {settings.target_gpus}: torch finds no CUDA device here to spread a target over; set "
-                "target_gpus = 1 to train on the CPU"
+                f"--target-gpus {settings.target_gpus}: torch finds no CUDA device here to spread a target over; set "
+                "--target-gpus 1 to train on the CPU"
             )
         return (torch.device("cpu"),)
     numbers = cuda_numbers(layout, settings.target_gpus, _seat(), torch.cuda.device_count())
@@ -118,7 +148,7 @@ def devices_of(settings: TrainSettings, layout: Layout) -> tuple[torch.device, .
 def _seat() -> Seat:
     if started_ranks() is None:
         return Seat(0, 0, 1)
-    return Seat(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
+    return Seat(*map(_number, ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")))
 
 
 def cuda_numbers(layout: Layout, target_gpus: int, seat: Seat, num_found: int) -> range:
@@ -127,8 +157,9 @@ def cuda_numbers(layout: Layout, target_gpus: int, seat: Seat, num_found: int) -
     taken = [target_gpus if layout.holds_target(first + i) else 1 for i in range(seat.local_world)]
     if sum(taken) > num_found:
         raise RecipeError(
-            f"{seat.local_world} ranks of this host take {sum(taken)} CUDA devices (target_gpus {target_gpus} for each "
-            f"that holds a target, one for any other), and it has {num_found}: start fewer ranks, or lower target_gpus"
+            f"{seat.local_world} ranks of this host take {sum(taken)} CUDA devices (--target-gpus {target_gpus} for "
+            f"each that holds a target, one for any other), and it has {num_found}: start fewer ranks, or lower "
+            "--target-gpus"
         )
     start = sum(taken[: seat.local_rank])
     return range(start, start + taken[seat.local_rank])

@@ -5,7 +5,7 @@ Which of them does what is the layout's (`layout.py`). Rank 0 writes. Once a ste
 pass of a step, and so wants every rank to have one; here a rank that has no row in the step takes part with zeros.
 """
 
-import os
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from torch import nn
 from draftmill.contracts.errors import DraftmillError
 from draftmill.settings.train import TrainSettings
 from draftmill.train.clock import wait_for
-from draftmill.train.layout import Layout, devices_of, layout_of
+from draftmill.train.layout import Layout, devices_of, layout_of, meeting_rank
 from draftmill.train.lending import pieces, put_together, taken_apart
 from draftmill.train.metrics import StepSums
 from draftmill.train.rows import PlannedRow
@@ -31,6 +31,8 @@ Group = Any  # a ProcessGroup, which torch's stubs do not know
 # Messages and small tensors of the host go by gloo, whatever moves those of the devices.
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _CHUNK_BYTES = 1 << 26
+# Where the first target rank tells of the target, and where every drafter rank would say the same.
+_OF_THE_TARGET, _OF_ALL = ("draftmill.extract", "draftmill.train.roles"), "draftmill.train.loop"
 
 
 class RankLostError(DraftmillError, ConnectionError):
@@ -180,7 +182,7 @@ class Ranks:
         values = torch.tensor(sums.values(), dtype=torch.float64)
         with self.talking("figures are added up"):
             dist.all_reduce(values, group=drafters)
-            total = StepSums.of_values(values.tolist(), len(sums.correct_J))
+            total = replace(StepSums.of_values(values.tolist(), len(sums.correct_J)), clock=sums.clock)
             return replace(total, poisoned=self._gathered(sums.poisoned, drafters)) if total.num_poisoned else total
 
     def _gathered(self, names: list[str], drafters: Group) -> list[str]:
@@ -237,13 +239,26 @@ def joined(settings: TrainSettings) -> Iterator[Ranks]:
     if layout.world == 1:
         yield alone(*devices)
         return
-    rank = int(os.environ["RANK"])
+    rank = meeting_rank()
     timeout = timedelta(seconds=settings.rank_timeout_s)
     with _answered(layout.name(rank), "all of them were called together"):
         dist.init_process_group(BACKENDS[devices[0].type], timeout=timeout)
         drafters = _group(range(layout.num_drafters), timeout) if layout.num_drafters > 1 else None
         transfers = _group(range(layout.world), timeout)
-    yield Ranks(layout, rank, devices, Groups(drafters if layout.holds_drafter(rank) else None, transfers))
+    ranks = Ranks(layout, rank, devices, Groups(drafters if layout.holds_drafter(rank) else None, transfers))
+    _part_the_telling(ranks)
+    yield ranks
     # Not after a failure: it would wait for ranks that are gone.
     with _answered(layout.name(rank), "all of them were parting"):
         dist.destroy_process_group()
+
+
+def _part_the_telling(ranks: Ranks) -> None:
+    """What all ranks know is told once: of the run by rank 0, of the target by the first rank that holds one.
+
+    Warnings of others are heard, for they may be of their host alone.
+    """
+    logging.getLogger("draftmill").setLevel(logging.NOTSET if ranks.is_writer else logging.WARNING)
+    for name in _OF_THE_TARGET:
+        logging.getLogger(name).setLevel(logging.INFO if ranks.is_first_target else logging.NOTSET)
+    logging.getLogger(_OF_ALL).setLevel(logging.NOTSET if ranks.is_writer else logging.ERROR)

@@ -1,5 +1,6 @@
 """What a rank does in a run: reads with the target, trains the drafter, or both."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from draftmill.train.ranks import RankLostError, Ranks
 from draftmill.train.start import drafter_shape, initial_drafter, tap_ids_of
 from draftmill.train.state import RunState, new_run
 from draftmill.train.transit import Arriving, Inbox, Outbox, Supply, Traffic, meet
+
+log = logging.getLogger(__name__)
 
 # Samples that the target itself is asked about before anything is learnt from them.
 NUM_CHECKED = 2
@@ -83,14 +86,16 @@ def telling_of_full_devices(ranks: Ranks) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise RecipeError(
             f"{ranks.layout.name(ranks.rank)}: {ranks.device} is full ({str(error).splitlines()[0]}): lower "
-            "max_tokens, num_anchors, in_flight_bytes or feature_cache_bytes, compute in bfloat16, or give the target "
-            'devices of its own (placement = "split") or several (target_gpus); what is published stays'
+            "--max-tokens, --num-anchors, --in-flight-bytes or --feature-cache-bytes, give --compute-dtype bfloat16, "
+            "or give the target devices of its own (--placement split) or several (--target-gpus); what is "
+            "published stays"
         ) from error
 
 
 def _take_part(job: Job, checkpoints: Checkpoints | None) -> Logbook | None:
     ranks = job.ranks
     if not ranks.has_target:
+        log.info("waiting for %s, which loads the target and checks it", ranks.layout.name(ranks.layout.first_target))
         return _learn(job, ranks.borrow().on(ranks.device), None, checkpoints)
     target = open_target(job)
     if ranks.is_first_target:
@@ -113,6 +118,7 @@ def open_target(job: Job) -> Target:
 
 def refuse_unfit(job: Job, target: Target) -> None:
     """An error where the target is not what the set was made for, or is not read where it should be."""
+    log.info("checking the target: are its layers read where they should be, and does it know the set's answers")
     texts = job.data.first_texts(NUM_CHECKED)
     check_taps(_reader(job, target), torch.tensor([texts[0].token_ids], device=target.device))
     check_target(target, texts, job.settings.min_agreement)

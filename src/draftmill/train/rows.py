@@ -11,14 +11,21 @@ no draw is ever cut. Rows of successive stretches form one stream; a group of `r
 `draws_per_pass` successive steps, each with anchors of its own.
 """
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from draftmill.settings.train import TrainSettings
+from draftmill.contracts.errors import RecipeError
+from draftmill.settings.train import MOST_STEPS, TrainSettings
 from draftmill.storage.waiting import nothing
 from draftmill.train.anchors import anchor_count, permutation
 from draftmill.train.gate import KeptSample
+
+log = logging.getLogger(__name__)
+
+# So many rows are counted within seconds.
+_COUNTED_AT_ONCE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,20 @@ class RowPlan:
         num_stretches = self._num_parts + num_epochs - 1
         for stretch in range(num_stretches):
             self._rows(stretch)
+            if stretch + 1 == self._num_parts:
+                self._foretell(num_epochs)
         return self._draws * -(-self._starts[num_stretches] // self._rows_per_step)
+
+    def _foretell(self, num_epochs: int) -> None:
+        """RecipeError where the rows of the first epoch promise more steps than a run may have."""
+        about = self._draws * self._starts[-1] * num_epochs // self._rows_per_step
+        if about > MOST_STEPS:
+            raise RecipeError(
+                f"--num-epochs {num_epochs:,} would take about {about:,} steps, and a run has {MOST_STEPS:,} at most: "
+                "lower it, or set --num-steps"
+            )
+        if self._starts[-1] * num_epochs > _COUNTED_AT_ONCE:
+            log.info("counting the rows of --num-epochs %s first; --num-steps needs no counting", f"{num_epochs:,}")
 
     def micros_of(self, step: int) -> list[PlannedRow]:
         """The rows of step `step`, counted from 0."""

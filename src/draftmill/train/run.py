@@ -11,6 +11,7 @@ from draftmill.storage.models import locate
 from draftmill.storage.patience import Patiently
 from draftmill.storage.provenance import Stopwatch
 from draftmill.storage.sets import SetWriter, open_set_writer
+from draftmill.train.advice import advise
 from draftmill.train.card import RECIPE_FILE, card_of, finished_card, plan_of, preview
 from draftmill.train.data import TrainingData, open_input, read_data
 from draftmill.train.keep import Checkpoints
@@ -41,6 +42,7 @@ def run(settings: TrainSettings) -> dict[str, Any]:
             return card
         if writer is not None:
             writer.publish_file(RECIPE_FILE, canonical_json(settings.model_dump()))
+            advise(settings, ranks, folder)
         data = read_data(settings, parts, folder)
         checkpoints = None if writer is None else _checkpoints(settings, plan, data, writer)
         logbook = take_part(Job(settings, data, folder, ranks), checkpoints)

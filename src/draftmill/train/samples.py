@@ -98,8 +98,8 @@ class SampleSet:
         if not self.parts.is_local and size > self._shards.limit_bytes:
             raise RecipeError(
                 f"from the second epoch on samples are drawn from all of {self.parts.store.url}, whose {size:,} bytes "
-                f"are more than data_cache_bytes {self._shards.limit_bytes:,}: every part would be fetched again and "
-                "again. Give --data-cache-bytes as much, or train for one epoch; checkpoints stay"
+                f"are more than --data-cache-bytes {self._shards.limit_bytes:,}: every part would be fetched again and "
+                "again. Give it as much, or train for one epoch; checkpoints stay"
             )
 
     def _opened(self, index: int) -> _OpenPart:

@@ -1,6 +1,6 @@
 """What a run starts from: the drafter's shape, out of the target and the settings, and its first weights."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from draftmill.model.checkpoint import load_drafter
 from draftmill.model.drafter import Drafter
 from draftmill.model.shape import FULL, SLIDING, DrafterShape
 from draftmill.settings.train import TrainSettings
+from draftmill.settings.workers import total_memory_bytes
 from draftmill.storage.checkpoints import find_checkpoint
 
 # Engines' attention kernels for drafters end here; a target beyond it (Qwen3.6: 256) must not be copied.
@@ -35,6 +36,7 @@ _COPIED = (
     "mlp.down_proj.weight",
 )
 RANDOM, TARGET = "random", "target"
+FLOAT32_BYTES = 4
 # What a published config may say otherwise without its weights meaning something else.
 _FREE = {"max_positions"}
 _COPIED_IF_THERE = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
@@ -95,6 +97,7 @@ def _intermediate_size(target: Target) -> int:
 def initial_drafter(target: Target, settings: TrainSettings, mask_id: int) -> Drafter:
     """A drafter before its first step, float32, where the target is, the same for the same seed."""
     shape = drafter_shape(target, settings, mask_id)
+    refuse_too_large(shape, total_memory_bytes())
     if settings.init not in (RANDOM, TARGET):
         return continued(shape, find_checkpoint(settings.init)).to(target.device)
     drafter = Drafter(shape)
@@ -104,6 +107,25 @@ def initial_drafter(target: Target, settings: TrainSettings, mask_id: int) -> Dr
     return drafter.to(target.device)
 
 
+def refuse_too_large(shape: DrafterShape, memory_bytes: int) -> None:
+    """RecipeError where not even the weights of such a drafter fit into all the memory of this host."""
+    one, two = _num_weights(shape, 1), _num_weights(shape, 2)
+    num_weights = one + (two - one) * (shape.num_layers - 1)
+    if FLOAT32_BYTES * num_weights > memory_bytes:
+        raise RecipeError(
+            f"a drafter of {num_weights:,} weights takes {FLOAT32_BYTES * num_weights / 1e9:,.0f} GB before it learns "
+            f"anything, and this host has {memory_bytes / 1e9:,.0f} GB: lower --num-layers, --intermediate-size, "
+            "--num-heads, --num-kv-heads or --head-dim"
+        )
+
+
+def _num_weights(shape: DrafterShape, num_layers: int) -> int:
+    """Weights of the drafter with so many layers, all of which are of one size; counted, not made."""
+    with torch.device("meta"):
+        drafter = Drafter(replace(shape, num_layers=num_layers, layer_types=(FULL,) * num_layers, sliding_window=None))
+    return sum(parameter.numel() for parameter in drafter.parameters())
+
+
 def continued(shape: DrafterShape, folder: Path) -> Drafter:
     """The drafter in `folder`, to be trained further; RecipeError naming what differs from the shape asked for."""
     drafter = load_drafter(folder).float().train().requires_grad_(True)
@@ -111,8 +133,8 @@ def continued(shape: DrafterShape, folder: Path) -> Drafter:
     differing = [f"{k} {found[k]} instead of {wanted[k]}" for k in wanted if found[k] != wanted[k] and k not in _FREE]
     if differing:
         raise RecipeError(
-            f"init = {folder}: the drafter there is of another shape: {'; '.join(differing)}; set these in the recipe, "
-            "or start at random"
+            f"--init {folder}: the drafter there is of another shape: {'; '.join(differing)}; set these, or start at "
+            "random"
         )
     drafter.shape = shape
     return drafter
@@ -156,14 +178,14 @@ def copy_layers(drafter: Drafter, target: Target) -> None:
 def _copy(into: Tensor, source: Tensor | None, name: str) -> None:
     if source is not None and not is_plain_float(source):
         raise RecipeError(
-            f'init = "target" copies float weights, and the target\'s {name} is quantized ({source.dtype}): start at '
+            f"--init target copies float weights, and the target's {name} is quantized ({source.dtype}): start at "
             "random"
         )
     if source is None or source.shape != into.shape:
         found = "missing" if source is None else str(list(source.shape))
         raise RecipeError(
-            f"init = \"target\" needs layers of one shape: the target's {name} is {found}, the drafter's "
-            f"{list(into.shape)}; leave num_heads, num_kv_heads, head_dim and intermediate_size unset, or "
-            "start at random"
+            f"--init target needs layers of one shape: the target's {name} is {found}, the drafter's "
+            f"{list(into.shape)}; leave --num-heads, --num-kv-heads, --head-dim and --intermediate-size "
+            "unset, or start at random"
         )
     into.copy_(source)

@@ -60,7 +60,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """RecipeError where a tracker is named that is not installed."""
     for name in names:
         if find_spec(name) is None:
-            raise RecipeError(f"trackers names {name}, which is not installed: pip install {name}, or leave it out")
+            raise RecipeError(f"--trackers names {name}, which is not installed: pip install {name}, or leave it out")
 
 
 @contextmanager

@@ -1,0 +1,52 @@
+"""What a run is told once, before its first step: settings that can be followed, and cost more than they need to."""
+
+import logging
+from pathlib import Path
+
+from draftmill.settings.train import TrainSettings
+from draftmill.storage.models import text_config
+from draftmill.train.layout import Layout
+from draftmill.train.ranks import Ranks
+
+log = logging.getLogger(__name__)
+
+# What CUDA devices multiply several times faster than float32.
+_FAST_DTYPES = ("bfloat16", "float16")
+
+
+def advise(settings: TrainSettings, ranks: Ranks, target: Path) -> None:
+    """Warns of what the settings waste."""
+    config = text_config(target)
+    declared = config.get("dtype") or config.get("torch_dtype")  # the newer name, and the older one
+    for told in (uneven_rows(settings, ranks.layout), slow_dtype(settings, ranks.device.type, declared)):
+        if told is not None:
+            log.warning("%s", told)
+
+
+def uneven_rows(settings: TrainSettings, layout: Layout) -> str | None:
+    """What to set where the rows of a step cannot be dealt evenly to the drafter ranks."""
+    rows, ranks = settings.rows_per_step, layout.num_drafters
+    if rows % ranks == 0:
+        return None
+    flag = "--drafter-ranks" if layout.is_split else "--ranks"
+    fewer = max(count for count in range(1, min(rows, ranks) + 1) if rows % count == 0)
+    few, more = rows // ranks, rows // ranks + 1
+    what = (
+        f"{ranks - rows} of them learn from nothing in a step"
+        if few == 0
+        else f"in every step {rows % ranks} of them learn from {more} rows while the others, with {few}, wait"
+    )
+    return (
+        f"--rows-per-step {rows} over {ranks} drafter ranks: {what}; set --rows-per-step {ranks * more} (which makes "
+        f"it another run, of larger steps), or {flag} {fewer}"
+    )
+
+
+def slow_dtype(settings: TrainSettings, device: str, declared: object) -> str | None:
+    """What to set where a CUDA device computes in float32 what the target is served in half of."""
+    if device != "cuda" or settings.compute_dtype != "float32" or declared not in _FAST_DTYPES:
+        return None
+    return (
+        f"the target's config.json declares {declared}, and --compute-dtype is float32, which CUDA computes several "
+        "times slower: --compute-dtype bfloat16 makes it another run, whose weights, moments and loss stay float32"
+    )

@@ -1,0 +1,74 @@
+"""What a run wastes is told with both numbers and what to set, and nothing is said where nothing is wasted."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from draftmill.settings.train import TrainSettings  # noqa: E402
+from draftmill.train.advice import advise, slow_dtype, uneven_rows  # noqa: E402
+from draftmill.train.layout import Layout  # noqa: E402
+from draftmill.train.ranks import Ranks  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def settings(**changed: object) -> TrainSettings:
+    return TrainSettings(input="i", output=("o",), target="t", **changed)  # type: ignore[arg-type]
+
+
+def shared(count: int) -> Layout:
+    return Layout(count, count, is_split=False)
+
+
+def told(rows: int, layout: Layout) -> str:
+    return uneven_rows(settings(rows_per_step=rows), layout) or ""
+
+
+def test_ranks_that_learn_from_nothing_are_told_with_what_to_set() -> None:
+    assert told(1, shared(4)).startswith(
+        "--rows-per-step 1 over 4 drafter ranks: 3 of them learn from nothing in a step"
+    )
+    assert "set --rows-per-step 4 " in told(1, shared(4)) and told(1, shared(4)).endswith("or --ranks 1")
+    assert "--drafter-ranks 3" in told(3, Layout(num_drafters=4, num_targets=2, is_split=True))
+
+
+def test_rows_that_are_no_multiple_of_the_ranks_are_told() -> None:
+    assert "in every step 2 of them learn from 2 rows while the others, with 1, wait" in told(6, shared(4))
+    assert "set --rows-per-step 8 " in told(6, shared(4)) and told(6, shared(4)).endswith("or --ranks 3")
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(1, 1), (4, 4), (8, 4), (7, 1)])
+def test_rows_that_are_dealt_evenly_are_no_matter(rows: int, ranks: int) -> None:
+    assert told(rows, shared(ranks)) == ""
+    assert told(rows, Layout(ranks, 9, is_split=True)) == ""
+
+
+@pytest.mark.parametrize(
+    ("device", "chosen", "declared", "is_told"),
+    [
+        ("cuda", "float32", "bfloat16", True),
+        ("cuda", "float32", "float16", True),
+        ("cuda", "bfloat16", "bfloat16", False),
+        ("cuda", "float32", "float32", False),
+        ("cuda", "float32", None, False),
+        ("cpu", "float32", "bfloat16", False),
+    ],
+)
+def test_float32_on_cuda_is_told_where_the_target_is_served_in_half_of_it(
+    device: str, chosen: str, declared: str | None, is_told: bool
+) -> None:
+    said = slow_dtype(settings(compute_dtype=chosen), device, declared)
+    assert (said is not None) == is_told
+    assert said is None or ("--compute-dtype bfloat16" in said and str(declared) in said)
+
+
+@pytest.mark.parametrize("config", ['{"torch_dtype": "bfloat16"}', '{"text_config": {"dtype": "bfloat16"}}'])
+def test_a_run_is_told_each_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    ranks = Ranks(shared(2), 0, (torch.device("cuda", 0),), None)
+    with caplog.at_level(logging.WARNING):
+        advise(settings(), ranks, tmp_path)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "--rows-per-step 1 over 2 drafter ranks" in caplog.text and "declares bfloat16" in caplog.text
