@@ -124,7 +124,7 @@ class Side:
                 source.read([samples_of[i] for i in row.samples])
         else:
             outbox = Outbox(self.ranks, self.traffic, self.settings.in_flight_bytes, TIMEOUT)
-            Supply(self.ranks, self.traffic, samples_of, self.own_target()).run(outbox, Stop())  # type: ignore[arg-type]
+            Supply(self.ranks, self.traffic, samples_of, self.own_target(), lambda _: None).run(outbox, Stop())  # type: ignore[arg-type]
 
     def learn(self, name: str) -> dict[str, float]:
         """What a drafter rank does; which share of the steps it waited for states, and target ranks for room."""

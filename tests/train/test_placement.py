@@ -22,8 +22,12 @@ from small_run import (  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-# What the target says is learnt from too, noise is added, and two steps share a pass of the target: all that travels.
-HARD: dict[str, float] = {"kl_weight": 0.5, "feature_noise": 0.02, "draws_per_pass": 2}
+# What the target says is learnt from too, noise is added, two steps share a pass of the target, and the weights are
+# measured between the two: all that travels.
+DRAWS = 2
+HARD: dict[str, object] = {"kl_weight": 0.5, "feature_noise": 0.02, "draws_per_pass": DRAWS, "eval_every": SAVE_EVERY}
+HARD |= {"eval_max_new_tokens": 9, "eval_decode_prompts": 2}
+TAUS = ("tau", "tau_micro", "tau_walked")
 BIT_EQUAL = {"split 1+1": "alone", "split 2+1": "alone", "split 1+2": "shared 2", "split 2+2": "shared 2"}
 
 
@@ -31,10 +35,13 @@ BIT_EQUAL = {"split 1+1": "alone", "split 2+1": "alone", "split 1+2": "shared 2"
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run alone and in every placement; its folders by name."""
     folder = write_small_run(tmp_path_factory.mktemp("placement"))
-    run(small_settings(folder, folder / "alone", **HARD))
+    prompts = folder / "held-out.jsonl"
+    prompts.write_text("".join(json.dumps({"id": f"h{i}", "prompt": f"say {i}"}) + "\n" for i in range(3)))
+    chosen = {**HARD, "eval_input": (str(prompts),)}
+    run(small_settings(folder, folder / "alone", **chosen))
     stop_at(folder / "alone", folder / "gone on by 2+2", SAVE_EVERY)
     turns = [{**changed, "output": (str(folder / name),)} for name, changed in PLACEMENTS.items()]
-    run_in_turn(small_settings(folder, folder, **HARD), 4, turns)
+    run_in_turn(small_settings(folder, folder, **chosen), 4, turns)
     return folder
 
 
@@ -63,6 +70,13 @@ def test_losses_and_counts_are_those_of_one_process(runs: Path, name: str) -> No
         assert {key: mine[key] for key in keys} == {key: theirs[key] for key in keys}
 
 
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_held_out_prompts_say_the_same_wherever_they_are_decoded(runs: Path, name: str) -> None:
+    mine, theirs = ([{key: line.get(key) for key in TAUS} for line in lines(runs, n)] for n in (name, "alone"))
+    assert [line["tau"] is not None for line in theirs] == [step in (3, 6) for step in range(1, NUM_STEPS + 1)]
+    assert mine == theirs
+
+
 @pytest.mark.parametrize(("name", "twin"), BIT_EQUAL.items())
 def test_what_is_added_up_in_the_same_order_is_equal_bit_for_bit(runs: Path, name: str, twin: str) -> None:
     twins = weights(runs, twin)
@@ -77,7 +91,7 @@ def test_a_run_goes_on_elsewhere_from_where_it_stood(runs: Path) -> None:
 
 def test_placement_split_says_who_waits_for_whom(runs: Path) -> None:
     for line in lines(runs, "split 2+1"):
-        is_reading = line["step"] % HARD["draws_per_pass"] == 1  # the other step's states are there already
+        is_reading = line["step"] % DRAWS == 1  # the other step's states are there already
         assert 0 <= line["waiting_frac"] <= 1 and (line["in_flight_bytes"] > 0) == is_reading
         assert line["grow"] in ("target", "drafter", None)
         assert 0 <= line["held_frac"] <= 1 and (0 < line["target_frac"] <= 1) == is_reading

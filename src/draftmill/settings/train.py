@@ -216,10 +216,6 @@ class TrainSettings(RoomSettings):
             raise ValueError(
                 "--target-ranks and --drafter-ranks belong to --placement split; --placement shared has --ranks"
             )
-        if self.placement == "split" and self.eval_every is not None:
-            raise ValueError(
-                "--eval-every decodes with target and drafter in one process: --placement split has none such"
-            )
 
     def _refuse_spreading(self) -> None:
         if self.target_gpus > 1 and self.device == "cpu":

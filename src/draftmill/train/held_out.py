@@ -10,8 +10,8 @@ same with and without it.
 
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from draftmill.contracts.acceptance import summarize
 from draftmill.contracts.errors import InputError
@@ -28,6 +28,24 @@ from draftmill.speculation.walk import walk_answer
 log = logging.getLogger(__name__)
 
 _PREFILL_TOKENS: int = EvaluateSettings.model_fields["prefill_tokens"].default
+
+
+def is_due(every: int, step: int, num_steps: int) -> bool:
+    """Whether a run of `num_steps` is measured when `step` steps are done: every so many, and at the last."""
+    return step % every == 0 or step == num_steps
+
+
+@runtime_checkable
+class Gauge(Protocol):
+    """Who measures: this rank with its own target, or another that is asked to."""
+
+    def is_due(self, step: int, num_steps: int) -> bool:
+        """Whether a run of `num_steps` is measured when `step` steps are done."""
+        ...
+
+    def measure(self, drafter: Drafter) -> dict[str, Any]:
+        """The figures of these weights, as they join the step's line."""
+        ...
 
 
 class HeldOut:
@@ -53,7 +71,7 @@ class HeldOut:
 
     def is_due(self, step: int, num_steps: int) -> bool:
         """Whether a run of `num_steps` is measured when `step` steps are done."""
-        return step % self._every == 0 or step == num_steps
+        return is_due(self._every, step, num_steps)
 
     def measure(self, drafter: Drafter) -> dict[str, Any]:
         """The figures of these weights, as they join the step's line."""
@@ -63,11 +81,16 @@ class HeldOut:
         decoded = [decode_speculatively(pair, request.prompt_ids, limits).emitted for request in self.decoded]
         walked = [walk_answer(pair, r.prompt_ids, limits.cut(r.answer_ids)).emitted for r in self.walked]
         figures = {**_taus("tau", decoded, block_size), **_taus("tau_walked", walked, block_size)}
-        for name in ("tau", "tau_walked"):
-            if (tau := figures[name]) is not None:
-                log.info("held out: %s %.3f of %d", name, tau, block_size)
-                warn_of_leak(tau, block_size)
+        tell(figures, block_size)
         return {**figures, "eval_s": round(time.perf_counter() - start, 3)}
+
+
+def tell(figures: Mapping[str, float | None], block_size: int) -> None:
+    """Says what was measured, with a warning where it is too good to be true."""
+    for name in ("tau", "tau_walked"):
+        if (tau := figures[name]) is not None:
+            log.info("held out: %s %.3f of %d", name, tau, block_size)
+            warn_of_leak(tau, block_size)
 
 
 def _some(requests: Sequence[Request], count: int, seed: int) -> tuple[Request, ...]:

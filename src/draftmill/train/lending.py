@@ -1,4 +1,5 @@
-"""What a target rank lends a drafter rank before the first step: a structure without its tensors, and their numbers.
+"""What ranks give each other beside states, as a drafter rank is lent the ends of the target: a structure without its
+tensors, and their numbers.
 
 Pickled whole, a table of 248,320 x 5,120 numbers lies in memory several times over at both ends. Here tensors are left
 out of the pickle and cross after it, in the same order, from where they lie to where they stay, a piece at a time. One

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from draftmill.progress import Progress
 from draftmill.settings.train import TrainSettings
-from draftmill.train.held_out import HeldOut
+from draftmill.train.held_out import Gauge
 from draftmill.train.keep import Checkpoints
 from draftmill.train.loop import refuse_unsound
 from draftmill.train.metrics import MetricsLog, StepSums, peak_memory_bytes
@@ -22,8 +22,8 @@ class Logbook:
     checkpoints: Checkpoints
     metrics: MetricsLog
     progress: Progress
-    held_out: HeldOut | None
-    """What acceptance is measured on; None: it is not."""
+    held_out: Gauge | None
+    """Who measures acceptance on held-out prompts; None: nobody."""
     trackers: tuple[Tracker, ...]
 
     def after_step(self, sums: StepSums, epoch: int, lr: float, grad_norm: float) -> None:
@@ -35,9 +35,11 @@ class Logbook:
         record = sums.record(step=step, epoch=epoch, lr=lr, grad_norm=grad_norm)
         record["time_left_s"] = self.progress.left_s()
         record["peak_memory_bytes"] = peak_memory_bytes(self.run.drafter.fc.weight.device)
-        if self.held_out is not None and self.held_out.is_due(step, self.checkpoints.num_steps):
-            record |= self.held_out.measure(self.run.published)
-        self.metrics.append(record)
+        try:
+            if self.held_out is not None and self.held_out.is_due(step, self.checkpoints.num_steps):
+                record |= self.held_out.measure(self.run.published)
+        finally:  # a run that ends while it is measured stands at this step
+            self.metrics.append(record)
         for tracker in self.trackers:
             tracker.log(step, figures_of(record))
         self.checkpoints.behind.check()
@@ -47,7 +49,7 @@ class Logbook:
 
 @contextmanager
 def open_logbook(
-    run: RunState, checkpoints: Checkpoints, held_out: HeldOut | None, settings: TrainSettings
+    run: RunState, checkpoints: Checkpoints, held_out: Gauge | None, settings: TrainSettings
 ) -> Iterator[Logbook]:
     """The logbook of a run, taken up where the run stands; its trackers are closed in the end."""
     done = run.position.step

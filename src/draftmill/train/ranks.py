@@ -46,7 +46,7 @@ class Groups:
     drafters: Group | None
     """Gradients and figures; None where there is one drafter rank, or this is none."""
     transfers: Group
-    """What crosses between target and drafter ranks, so that it never waits behind gradients."""
+    """Hidden states alone, so that they never wait behind gradients."""
 
 
 class Ranks:
@@ -86,7 +86,7 @@ class Ranks:
 
     @property
     def transfers(self) -> Group:
-        """The group that hidden states travel in, and what is lent before them; all ranks are in it."""
+        """The group that hidden states travel in; all ranks are in it."""
         assert self._groups is not None, "a rank alone sends nothing"
         return self._groups.transfers
 
@@ -112,24 +112,25 @@ class Ranks:
             else:
                 dist.recv(number, source, group=self.transfers)
 
-    def lend(self, value: Any) -> None:
-        """The first target rank gives every drafter rank a copy of what it needs before the first step."""
+    def give(self, to: int, value: Any, what: str) -> None:
+        """Gives another rank a copy of a value that lies on the CPU; returns when it is taken. Never in the group of
+        transfers, where receives of states may be waiting already.
+        """
         structure, tensors = taken_apart(value)
-        with self.talking("the target's ends are sent"):
-            for rank in range(self.layout.num_drafters):
-                dist.send_object_list([structure], dst=rank, group=self.transfers)
-                for piece in pieces(tensors):
-                    dist.send(piece, rank, group=self.transfers)
-
-    def borrow(self) -> Any:
-        """What the first target rank gives this drafter rank."""
-        source, structure = self.layout.first_target, [b""]
-        with self.talking("the target's ends are awaited"):
-            dist.recv_object_list(structure, src=source, group=self.transfers)
-        value, tensors = put_together(structure[0])
-        with self.talking("the target's ends are awaited"):
+        with self.talking(f"{what} is sent"):
+            dist.send_object_list([structure], dst=to)
             for piece in pieces(tensors):
-                dist.recv(piece, source, group=self.transfers)
+                dist.send(piece, to)
+
+    def take(self, source: int, what: str) -> Any:
+        """What another rank gives this one, on the CPU."""
+        structure = [b""]
+        with self.talking(f"{what} is awaited"):
+            dist.recv_object_list(structure, src=source)
+        value, tensors = put_together(structure[0])
+        with self.talking(f"{what} is awaited"):
+            for piece in pieces(tensors):
+                dist.recv(piece, source)
         return value
 
     def share_files(self, files: dict[str, bytes] | None) -> dict[str, bytes]:

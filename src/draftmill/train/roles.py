@@ -19,10 +19,11 @@ from draftmill.model.drafter import Drafter
 from draftmill.model.forms import attention_form
 from draftmill.model.shape import DrafterShape
 from draftmill.settings.train import TrainSettings
+from draftmill.train.asking import Asked, Asking
 from draftmill.train.batches import Batches, BatchRule
 from draftmill.train.data import TrainingData
 from draftmill.train.features import OwnTarget, RowSource, TargetFeatures
-from draftmill.train.held_out import HeldOut
+from draftmill.train.held_out import Gauge, HeldOut
 from draftmill.train.interruption import Stop, StoppedError, listening
 from draftmill.train.keep import Checkpoints
 from draftmill.train.logbook import Logbook, open_logbook
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 # Samples that the target itself is asked about before anything is learnt from them.
 NUM_CHECKED = 2
+_LOAN = "what a drafter needs of the target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -96,14 +98,17 @@ def _take_part(job: Job, checkpoints: Checkpoints | None) -> Logbook | None:
     ranks = job.ranks
     if not ranks.has_target:
         log.info("waiting for %s, which loads the target and checks it", ranks.layout.name(ranks.layout.first_target))
-        return _learn(job, ranks.borrow().on(ranks.device), None, checkpoints)
+        loan: Loan = ranks.take(ranks.layout.first_target, _LOAN)
+        return _learn(job, loan.on(ranks.device), None, checkpoints)
     target = open_target(job)
     if ranks.is_first_target:
         refuse_unfit(job, target)
     if ranks.has_drafter:
         return _learn(job, _loan(job, target).on(ranks.device), target, checkpoints)
     if ranks.is_first_target:
-        ranks.lend(_loan(job, target).on(torch.device("cpu")))
+        loan = _loan(job, target).on(torch.device("cpu"))
+        for rank in range(ranks.layout.num_drafters):
+            ranks.give(rank, loan, _LOAN)
     _read_for_others(job, target)
     return None
 
@@ -134,12 +139,23 @@ def _loan(job: Job, target: Target) -> Loan:
 
 def _read_for_others(job: Job, target: Target) -> None:
     shape = drafter_shape(target, job.settings, job.data.mask_id)
-    traffic = _traffic(job, shape, _first_step(job.ranks, None))
+    first_step = _first_step(job.ranks, None)
+    traffic = _traffic(job, shape, first_step)
+    asked = _asked(job, target, first_step)
     meet(job.ranks)
     outbox = Outbox(job.ranks, traffic, job.settings.in_flight_bytes, job.timeout)
     with listening() as stop:
         job.data.heed(stop.check)
-        Supply(job.ranks, traffic, job.data.samples, _own_target(job, target)).run(outbox, stop)
+        before = _tell_nobody if asked is None else asked.until
+        Supply(job.ranks, traffic, job.data.samples, _own_target(job, target), before).run(outbox, stop)
+
+
+def _asked(job: Job, target: Target, first_step: int) -> Asked | None:
+    """What the first target rank measures for rank 0."""
+    if not job.data.held_out or not job.ranks.is_first_target:
+        return None
+    held_out = HeldOut(target, job.data.held_out, job.data.stop_ids, job.settings)
+    return Asked(job.ranks, held_out, job.data.num_steps, first_step)
 
 
 def _own_target(job: Job, target: Target) -> OwnTarget:
@@ -163,7 +179,7 @@ def _learn(job: Job, loan: Loan, target: Target | None, checkpoints: Checkpoints
             train(state, schedule, job.settings, stop.then(_tell_nobody))
             return None
         checkpoints.behind.heed = stop.check
-        with open_logbook(state, checkpoints, _held_out(job, target), job.settings) as logbook, _leaving(logbook, stop):
+        with open_logbook(state, checkpoints, _gauge(job, target), job.settings) as logbook, _leaving(logbook, stop):
             train(state, schedule, job.settings, stop.then(logbook.after_step))
             checkpoints.behind.settle()
         return logbook
@@ -182,10 +198,11 @@ def _leaving(logbook: Logbook, stop: Stop) -> Iterator[None]:
         raise
 
 
-def _held_out(job: Job, target: Target | None) -> HeldOut | None:
-    if not job.data.held_out:
+def _gauge(job: Job, target: Target | None) -> Gauge | None:
+    if job.settings.eval_every is None:
         return None
-    assert target is not None, "settings refuse to measure where there is no target"
+    if target is None:
+        return Asking(job.ranks, job.settings.eval_every, job.dtype)
     return HeldOut(target, job.data.held_out, job.data.stop_ids, job.settings)
 
 
@@ -226,7 +243,7 @@ def _traffic(job: Job, shape: DrafterShape, first_step: int) -> Traffic:
 
 
 def _tell_nobody(*_: object) -> None:
-    """What follows a step on a rank that keeps no logbook."""
+    """What follows a step on a rank that keeps no logbook, or comes before one on a rank that measures nothing."""
 
 
 def schedule_of(job: Job, source: RowSource, ends: Ends, shape: DrafterShape) -> Schedule:

@@ -55,17 +55,18 @@ class Traffic:
 
     def rows(self) -> Iterator[PlannedRow]:
         """Every row once a visit: at its first draw, or where the run goes on in the middle of its draws."""
-        for step in self._steps():
+        for step in self.visits():
             yield from self.micros_of(step)
 
     def known_rows(self) -> Iterator[PlannedRow | None]:
         """The same, but None as long as the next one is not planned yet."""
-        for step in self._steps():
+        for step in self.visits():
             while not self.is_known(step):
                 yield None
             yield from self.micros_of(step)
 
-    def _steps(self) -> Iterator[int]:
+    def visits(self) -> Iterator[int]:
+        """The steps, counted from 0, whose rows are read anew."""
         return (
             s for s in range(self.first_step, self.num_steps) if s % self.draws_per_pass == 0 or s == self.first_step
         )
@@ -230,15 +231,21 @@ class Supply:
     traffic: Traffic
     samples: SampleSet
     source: RowSource
+    before: Callable[[int], None]
+    """Told how many steps have their rows before those of the next are read, and when all have them."""
 
     def run(self, outbox: Outbox, stop: Stop) -> None:
         """Reads from the first row to the last."""
-        for row in self.traffic.rows():
-            if self.ranks.layout.target_of(row) == self.ranks.rank:
-                lengths = zip(row.samples, row.lengths, strict=True)
-                read = self.source.read([self.samples[i].cut(length) for i, length in lengths])
-                outbox.send(row, joined_states(read.documents), read.toll.target_s)
-                stop.check()
+        for step in self.traffic.visits():
+            self.before(step)
+            stop.check()
+            for row in self.traffic.micros_of(step):
+                if self.ranks.layout.target_of(row) == self.ranks.rank:
+                    lengths = zip(row.samples, row.lengths, strict=True)
+                    read = self.source.read([self.samples[i].cut(length) for i, length in lengths])
+                    outbox.send(row, joined_states(read.documents), read.toll.target_s)
+                    stop.check()
+        self.before(self.traffic.num_steps)
         outbox.settle()
 
 
