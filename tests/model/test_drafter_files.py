@@ -140,12 +140,13 @@ def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None
         load_drafter(tmp_path)
 
 
-def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "number"), [("fc.weight", "nan"), ("norm.weight", "inf"), ("norm.weight", "-inf")])
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path, name: str, number: str) -> None:
     drafter = Drafter(shape(FULL))
     with torch.no_grad():
-        drafter.fc.weight[1, 2] = float("nan")
+        dict(drafter.named_parameters())[name].flatten()[-1] = float(number)
     save_drafter(tmp_path, drafter)
-    with pytest.raises(InputError, match=r"1 of 14 tensors are not finite \(fc.weight\)"):
+    with pytest.raises(InputError, match=rf"1 of 14 tensors are not finite \({name}\)"):
         load_drafter(tmp_path)
 
 

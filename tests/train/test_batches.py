@@ -177,7 +177,8 @@ def test_further_draws_of_a_visit_ask_the_target_once_and_have_anchors_of_their_
     assert len({tuple(a) for a in anchors}) == 6
     batches.batch_at(PlannedRow(0, (2,), (6,)))
     batches.batch_at(PlannedRow(0, (1,), (6,), 1))
-    assert asked[2:] == [["s2"]]  # s0 made room for s2
+    batches.batch_at(PlannedRow(0, (0,), (6,), 1))
+    assert asked[2:] == [["s2"], ["s0"]]  # s0 made room for s2
     alone = Batches(samples, OwnTarget(Counting()), SHAPE, 7, size_of())
     assert alone.batch_at(rows[5]).layout.anchors_N.tolist() == anchors[5]
 

@@ -98,9 +98,10 @@ def test_a_set_without_any_anchor_is_refused(tmp_path: Path) -> None:
         gated(tmp_path, [("a", [2, 3], [False, True]), ("b", [2, 3, 4], [True, False, True])])
 
 
-def test_ids_beyond_the_embedding_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"part-00000.arrow holds token ids 2 … 20, .* 20 rows"):
-        gated(tmp_path, [("a", [2, 20], [True, True])])
+@pytest.mark.parametrize(("token_ids", "says"), [([2, 20], "2 … 20"), ([5, -1], "-1 … 5")])
+def test_ids_that_the_embedding_does_not_have_are_refused(tmp_path: Path, token_ids: list[int], says: str) -> None:
+    with pytest.raises(InputError, match=rf"part-00000\.arrow holds token ids {says}, .* 20 rows"):
+        gated(tmp_path, [GOOD, ("a", token_ids, [True, True])])
 
 
 def test_another_tokenizer_than_the_targets_is_refused(tmp_path: Path) -> None:
