@@ -229,6 +229,8 @@ def test_prompts_alone_are_decoded_with_an_exported_drafter(line, tmp_path):
 def test_a_device_that_is_not_there_is_told(line, tmp_path):
     with pytest.raises(RecipeError, match="--device cuda: torch finds no CUDA device"):
         run(settings(line, tmp_path, device="cuda"))
+    with pytest.raises(RecipeError, match=r"--target-gpus 2: torch finds no CUDA device here .*--target-gpus 1 to"):
+        run(settings(line, tmp_path, target_gpus=2))
 
 
 def test_a_hybrid_target_is_evaluated_as_any_other(tmp_path):

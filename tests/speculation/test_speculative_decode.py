@@ -9,6 +9,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from draftmill.contracts.acceptance import num_accepted, summarize
 from draftmill.contracts.errors import InputError
+from draftmill.extract.spread import spread
 from draftmill.extract.target import Target, freeze, load_target
 from draftmill.model.attention import DenseAttention
 from draftmill.model.mask import one_document
@@ -202,6 +203,19 @@ def test_a_target_with_recurrent_state_is_put_back_to_what_was_kept(family: str)
         got = decode_speculatively(pair, prompt, limits(prefill_tokens=prefill_tokens))
         assert (list(got.token_ids), list(got.emitted)) == (token_ids, emitted)
     assert list(walk_answer(pair, prompt, answer).emitted) == emitted
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+def test_a_target_that_is_spread_decodes_and_is_walked_as_in_one_place(family: str, tmp_path: Path) -> None:
+    target, apart = freeze(tiny_model(family)), freeze(tiny_model(family))
+    spread(apart, ["cpu", "cpu", "disk", "cpu", "cpu"], tmp_path)
+    prompt = [5, 90, 17, 44, 3]
+    answer = decode_plainly(target, prompt, limits()).token_ids
+    drafter = overfit_drafter(target, replace(tiny_shape(target), mask_id=95), prompt, answer, num_steps=8)
+    here, there = Pair.of(target, drafter), Pair.of(apart, drafter)
+    assert decode_plainly(apart, prompt, limits()) == decode_plainly(target, prompt, limits())
+    assert decode_speculatively(there, prompt, limits()) == decode_speculatively(here, prompt, limits())
+    assert walk_answer(there, prompt, answer) == walk_answer(here, prompt, answer)
 
 
 def test_a_drafter_of_another_target_is_refused(target, tmp_path: Path):

@@ -10,7 +10,7 @@ import torch
 from draftmill.evaluate.lossless import compare_answers, compare_walk
 from draftmill.evaluate.parts import DECODED, WALKED, Measured, Spending, Spent, Tie, Work, publish
 from draftmill.evaluate.sources import Sources
-from draftmill.extract.spread import device_kind, place
+from draftmill.extract.spread import device_kind, first_devices, place
 from draftmill.extract.target import load_target, refuse_slow_hybrid
 from draftmill.model.checkpoint import load_drafter
 from draftmill.progress import Progress
@@ -33,10 +33,10 @@ class Bench:
 def open_bench(sources: Sources, stop_ids: frozenset[int], settings: EvaluateSettings) -> Bench:
     """Loads target and drafters; InputError where they do not belong together."""
     torch.set_num_threads(settings.threads)
-    device = torch.device(device_kind(settings.device))
+    devices = first_devices(device_kind(settings.device), settings.target_gpus)
     target = load_target(sources.target)
-    refuse_slow_hybrid(target, device)
-    place(target, (device,))
+    refuse_slow_hybrid(target, devices[0])
+    place(target, devices)
     return Bench(
         Pair.of(target, load_drafter(sources.drafter)),
         Pair.of(target, load_drafter(sources.untrained)) if sources.untrained else None,

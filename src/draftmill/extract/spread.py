@@ -35,6 +35,17 @@ def device_kind(named: str) -> str:
     return ("cuda" if found else "cpu") if named == "auto" else named
 
 
+def first_devices(kind: str, count: int) -> tuple[torch.device, ...]:
+    """The first `count` devices of a kind, which a target is spread over; RecipeError where there are fewer."""
+    num_found = torch.cuda.device_count() if kind == "cuda" else 0
+    if count > max(num_found, 1):
+        raise RecipeError(
+            f"--target-gpus {count}: torch finds {num_found or 'no'} CUDA device{'s' * (num_found > 1)} here to spread "
+            f"a target over; set --target-gpus {max(num_found, 1)}{'' if num_found else ' to work on the CPU'}"
+        )
+    return tuple(torch.device("cuda", i) for i in range(count)) if num_found else (torch.device("cpu"),)
+
+
 def place(target: Target, devices: Sequence[torch.device]) -> None:
     """Moves a target to a device, or spreads it over several; an error where it cannot be spread over so many."""
     if len(devices) == 1:

@@ -32,6 +32,8 @@ class EvaluateSettings(RoomSettings):
     """Prompt tokens the target reads in one pass."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to decode, in float32; auto takes a CUDA device where there is one."""
+    target_gpus: int = Field(1, ge=1)
+    """CUDA devices that the target is spread over, layer by layer."""
     threads: int = Field(1, ge=1, le=MOST_THREADS)
     """CPU threads of the decoding; figures are equal to the last bit at the same number only."""
     seed: int = 0

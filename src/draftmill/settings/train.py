@@ -220,11 +220,6 @@ class TrainSettings(RoomSettings):
     def _refuse_spreading(self) -> None:
         if self.target_gpus > 1 and self.device == "cpu":
             raise ValueError(f"--target-gpus {self.target_gpus} counts CUDA devices, and --device cpu uses none")
-        if self.target_gpus > 1 and self.eval_every is not None:
-            raise ValueError(
-                f"--eval-every decodes with the target on one device, and --target-gpus is {self.target_gpus}: leave "
-                "it out, and run draftmill evaluate on checkpoints where the target fits one"
-            )
 
     def _refuse_evaluation_of_nothing(self, every: int) -> None:
         if not self.eval_input:

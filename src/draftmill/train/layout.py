@@ -16,7 +16,7 @@ from math import lcm
 import torch
 
 from draftmill.contracts.errors import RecipeError
-from draftmill.extract.spread import device_kind
+from draftmill.extract.spread import device_kind, first_devices
 from draftmill.settings.train import TrainSettings
 from draftmill.train.rows import PlannedRow
 
@@ -134,12 +134,7 @@ class Seat:
 def devices_of(settings: TrainSettings, layout: Layout) -> tuple[torch.device, ...]:
     """The devices of this rank; the first is its own, where it trains, and where hidden states are brought."""
     if device_kind(settings.device) == "cpu":
-        if settings.target_gpus > 1:
-            raise RecipeError(
-                f"--target-gpus {settings.target_gpus}: torch finds no CUDA device here to spread a target over; set "
-                "--target-gpus 1 to train on the CPU"
-            )
-        return (torch.device("cpu"),)
+        return first_devices("cpu", settings.target_gpus)
     numbers = cuda_numbers(layout, settings.target_gpus, _seat(), torch.cuda.device_count())
     torch.cuda.set_device(numbers[0])
     return tuple(torch.device("cuda", number) for number in numbers)
