@@ -364,16 +364,21 @@ def check_run(findings: Findings) -> None:
     with TemporaryDirectory() as name:
         os.environ["DRAFTMILL_CACHE"] = str(Path(name) / "cache")
         folder, middle = write_small_run(Path(name), RUN_HIDDEN), RUN_STEPS // 2
-        chosen = {"num_steps": RUN_STEPS, "save_every": middle, "num_layers": 2, "block_size": BLOCK}
+        prompts = folder / "held-out.jsonl"
+        prompts.write_text("".join(json.dumps({"id": f"h{i}", "prompt": f"say {i}"}) + "\n" for i in range(3)))
+        chosen: dict[str, Any] = {"num_steps": RUN_STEPS, "save_every": middle, "num_layers": 2, "block_size": BLOCK}
+        chosen |= {"eval_every": middle, "eval_input": (str(prompts),), "eval_max_new_tokens": 2 * BLOCK}
         settings = small_settings(folder, folder / "whole", compute_dtype=RUN_DTYPE, **chosen)
         run(settings)
         stop_at(folder / "whole", folder / "gone on", middle)
         run(settings.model_copy(update={"output": (str(folder / "gone on"),)}))
-        losses = [json.loads(line)["loss"] for line in (folder / "gone on" / "metrics.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (folder / "gone on" / "metrics.jsonl").read_text().splitlines()]
         start, whole = (weights_of(folder / "whole", step) for step in (middle, RUN_STEPS))
         again = weights_of(folder / "gone on", RUN_STEPS)
+    losses, taus = [line["loss"] for line in lines], [line["tau"] for line in lines if "tau" in line]
     is_sound = len(losses) == RUN_STEPS and all(map(isfinite, losses))
     findings.tell("loss of the last step", losses[-1], is_good=is_sound, unit=f"(of the first {losses[0]:.4g})")
+    findings.tell("tau of held-out prompts, decoded on the way", taus[-1], is_good=len(taus) == 2 and min(taus) >= 1)
     apart = float((again - whole).norm() / (whole - start).norm())
     findings.tell("a run gone on with and whole, apart", apart, is_good=apart <= (RUN_APART if IS_CUDA else 0.0))
 
