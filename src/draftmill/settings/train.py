@@ -161,7 +161,8 @@ class TrainSettings(RoomSettings):
     """How long the next part of an unfinished set is waited for while no other part of it appears either; must be less
     than rank_timeout_s where there are several ranks."""
     data_cache_bytes: int = Field(64 << 30, ge=1)
-    """Local disk for parts fetched from an object store; the whole set must fit where it is read more than once."""
+    """Local disk for parts fetched from an object store, which ranks of a host share and each accounts for itself; the
+    whole set must fit where it is read more than once."""
     eval_every: int | None = Field(None, ge=1, le=MOST_STEPS)
     """Steps between measurements of the acceptance length on eval_input, a multiple of save_every (and at the last
     step); none: no measurement while training. They change no weight."""

@@ -1,4 +1,4 @@
-"""The local cache: targets converted from packages, and objects fetched from a store, named by their sha256."""
+"""The local cache: what was fetched, converted or found out once and serves again, and the spool of work in hand."""
 
 import errno
 import fcntl

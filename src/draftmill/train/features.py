@@ -1,7 +1,7 @@
 """What the target says of documents: hidden states, read a few documents of about the same length at a time.
 
-On the target's side every document is a row of its own, right-padded, because hybrid targets leak state between packed
-documents.
+Every document is handed over as a row of its own, right-padded, for hybrid targets leak state between packed ones; an
+extractor that packs them all the same has proven that its target does not (`extract/packing.py`).
 """
 
 import time
