@@ -82,7 +82,7 @@ def samples() -> list[Sample]:
 
 def micros_of(settings: TrainSettings, step: int) -> list[PlannedRow]:
     numbers = range(step * settings.rows_per_step, (step + 1) * settings.rows_per_step)
-    return [PlannedRow(m // SAMPLES, (m % SAMPLES,), (ANCHORS,), 0, m, (TOKENS,)) for m in numbers]
+    return [PlannedRow(m // SAMPLES, (m % SAMPLES,), (TOKENS,), (ANCHORS,), 0, m) for m in numbers]
 
 
 @dataclass

@@ -121,10 +121,10 @@ def test_anchors_of_a_sample_do_not_depend_on_its_company(tmp_path: Path) -> Non
     given: list[GivenSample] = [(f"s{i}", [5] * 30, [True] * 30) for i in range(4)]
     samples = SampleSet(open_samples(write_samples(tmp_path, given, "hash")))
     batches = Batches(samples, OwnTarget(CountedFeatures()), SHAPE, 7, size_of())
-    alone = batches.batch_at(PlannedRow(2, (3,), (6,))).layout.anchors_N.tolist()
-    together = batches.batch_at(PlannedRow(2, (1, 3, 0), (4, 6, 4))).layout.anchors_N.tolist()
+    alone = batches.batch_at(PlannedRow(2, (3,), (30,), (6,))).layout.anchors_N.tolist()
+    together = batches.batch_at(PlannedRow(2, (1, 3, 0), (30, 30, 30), (4, 6, 4))).layout.anchors_N.tolist()
     assert [a - 30 for a in together if 30 <= a < 60] == alone
-    assert batches.batch_at(PlannedRow(3, (3,), (6,))).layout.anchors_N.tolist() != alone
+    assert batches.batch_at(PlannedRow(3, (3,), (30,), (6,))).layout.anchors_N.tolist() != alone
 
 
 def test_filling_up_to_constant_shapes_adds_nothing_that_is_seen_or_learnt() -> None:
@@ -171,24 +171,25 @@ def test_further_draws_of_a_visit_ask_the_target_once_and_have_anchors_of_their_
 
     rule = size_of(num_drafters, draws_per_pass=3, rows_per_step=rows_per_step)
     batches = Batches(samples, OwnTarget(Counting()), SHAPE, 7, rule)
-    rows = [PlannedRow(0, (i,), (6,), draw) for draw in range(3) for i in (0, 1)]
+    rows = [PlannedRow(0, (i,), (30,), (6,), draw) for draw in range(3) for i in (0, 1)]
     anchors = [batches.batch_at(row).layout.anchors_N.tolist() for row in rows]
     assert asked == [["s0"], ["s1"]]
     assert len({tuple(a) for a in anchors}) == 6
-    batches.batch_at(PlannedRow(0, (2,), (6,)))
-    batches.batch_at(PlannedRow(0, (1,), (6,), 1))
-    batches.batch_at(PlannedRow(0, (0,), (6,), 1))
+    batches.batch_at(PlannedRow(0, (2,), (30,), (6,)))
+    batches.batch_at(PlannedRow(0, (1,), (30,), (6,), 1))
+    batches.batch_at(PlannedRow(0, (0,), (30,), (6,), 1))
     assert asked[2:] == [["s2"], ["s0"]]  # s0 made room for s2
     alone = Batches(samples, OwnTarget(Counting()), SHAPE, 7, size_of())
     assert alone.batch_at(rows[5]).layout.anchors_N.tolist() == anchors[5]
 
 
-def test_a_sample_longer_than_a_row_is_read_up_to_the_cut(tmp_path: Path) -> None:
+def test_a_sample_is_read_up_to_the_length_that_is_trained_on(tmp_path: Path) -> None:
     given: list[GivenSample] = [(f"s{i}", list(range(90)), [True] * 90) for i in range(2)]
     samples = SampleSet(open_samples(write_samples(tmp_path, given, "hash")))
-    batch = Batches(samples, OwnTarget(CountedFeatures()), SHAPE, 7, size_of()).batch_at(PlannedRow(0, (1,), (63,)))
-    assert batch.layout.context_len == 64
-    assert batch.layout.anchors_N.tolist() == list(range(63))
+    row = PlannedRow(0, (1,), (50,), (49,))
+    batch = Batches(samples, OwnTarget(CountedFeatures()), SHAPE, 7, size_of()).batch_at(row)
+    assert batch.layout.context_len == 50
+    assert batch.layout.anchors_N.tolist() == list(range(49))
     assert batch.supervised_NJ[-1].tolist() == [True, False, False]
 
 

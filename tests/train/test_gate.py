@@ -1,6 +1,7 @@
 """The gate keeps what can be learnt from, lists the rest, and refuses a set or a mask that will not do."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,13 +18,19 @@ VOCABULARY = Vocabulary(num_rows=20, reserved=frozenset({1}), tokenizer_ids=froz
 GOOD: GivenSample = ("good", [2, 3, 4, 5], [False, True, True, True])
 
 
-def judged(folder: Path, samples: list[GivenSample], vocabulary: Vocabulary = VOCABULARY, **settings) -> GatedSamples:
+def judged(
+    folder: Path,
+    samples: list[GivenSample],
+    vocabulary: Vocabulary = VOCABULARY,
+    window: int | None = None,
+    **settings: Any,
+) -> GatedSamples:
     url = write_samples(folder, samples, "hash", num_parts=1)
     chosen = TrainSettings(input=url, output=("out",), target="t", **{"max_dropped_frac": 1.0, **settings})
-    return gate(SampleSet(open_samples(url)), vocabulary, chosen)
+    return gate(SampleSet(open_samples(url)), vocabulary, chosen, window)
 
 
-def gated(folder: Path, samples: list[GivenSample], **settings) -> Findings:
+def gated(folder: Path, samples: list[GivenSample], **settings: Any) -> Findings:
     return judged(folder, samples, **settings).first(1)
 
 
@@ -51,7 +58,7 @@ def test_samples_that_cannot_be_trained_on_are_listed_with_file_line_and_reason(
     found = gated(tmp_path, [GOOD, masked, GOOD, GOOD, late], mask_id=19, max_tokens=8)
     assert [(d.file, d.line, d.id, d.reason) for d in found.dropped] == [
         ("part-00000.arrow", 2, "masked", "holds the mask token"),
-        ("part-00000.arrow", 5, "late", "no anchor position within max_tokens"),
+        ("part-00000.arrow", 5, "late", "no anchor position within its first 8 tokens"),
     ]
 
 
@@ -64,16 +71,33 @@ def test_a_sample_longer_than_a_row_is_cut_flagged_and_kept_where_anchors_remain
     assert (found.num_cut, found.num_tokens, found.dropped) == (2, 20, ())
 
 
+def test_a_sample_longer_than_the_targets_window_is_cut_there_though_a_row_may_hold_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    long: GivenSample = ("long", [2] * 9, [False] * 3 + [True] * 6)
+    late: GivenSample = ("late", [2] * 9, [False] * 6 + [True] * 3)
+    # One set, asked about with and without a window: what is remembered of it is remembered for its bound.
+    for window, kept in ((None, [(9, 5), (9, 2)]), (20, [(9, 5), (9, 2)]), (6, [(6, 2)])):
+        found = judged(tmp_path / str(window), [long, late], window=window, max_tokens=12)
+        assert [(s.length, s.num_eligible) for s in found.first(1).kept] == kept
+        found.tell_window()
+        is_short = window == 6
+        assert found.first(1).num_cut == is_short
+        assert ("--max-tokens 12 lies above the target's window of 6 tokens" in caplog.text) == is_short
+    dropped = judged(tmp_path / "again", [long, late], window=6, max_tokens=12).first(1).dropped
+    assert [row.reason for row in dropped] == ["no anchor position within its first 6 tokens"]
+
+
 def test_the_mask_is_the_first_row_that_the_tokenizer_leaves_whatever_is_in_the_data(tmp_path: Path) -> None:
     used: GivenSample = ("used", [2, 18, 3], [True] * 3)
-    assert judged(tmp_path / "a", [GOOD]).mask_id == 18
-    assert judged(tmp_path / "b", [GOOD, used]).mask_id == 18
+    assert judged(tmp_path / "a", [GOOD]).rule.mask_id == 18
+    assert judged(tmp_path / "b", [GOOD, used]).rule.mask_id == 18
     assert [row.reason for row in gated(tmp_path / "c", [GOOD, used]).dropped] == ["holds the mask token"]
 
 
 def test_where_the_tokenizer_uses_every_row_the_mask_is_the_first_that_the_data_leave(tmp_path: Path) -> None:
     full = Vocabulary(num_rows=6, reserved=frozenset({0}), tokenizer_ids=frozenset(range(6)))
-    assert judged(tmp_path / "a", [GOOD], full).mask_id == 1
+    assert judged(tmp_path / "a", [GOOD], full).rule.mask_id == 1
     every: GivenSample = ("every", [1, 2, 3, 4, 5], [True] * 5)
     with pytest.raises(DataGateError, match="no embedding row is left"):
         judged(tmp_path / "b", [every], full)
@@ -129,7 +153,7 @@ def unfinished(folder: Path, samples: list[GivenSample], vocabulary: Vocabulary 
     """A set of two parts, of which only the first is there."""
     Producer(folder, samples, "hash", num_parts=2).publish(0)
     chosen = TrainSettings(input=str(folder), output=("out",), target="t", num_steps=1)
-    return gate(SampleSet(open_samples(folder)), vocabulary, chosen)
+    return gate(SampleSet(open_samples(folder)), vocabulary, chosen, None)
 
 
 def test_a_part_of_an_unfinished_set_is_refused_by_its_name_once_it_is_needed(tmp_path: Path) -> None:
@@ -146,7 +170,7 @@ def test_a_small_part_is_refused_only_where_nothing_of_it_is_left(tmp_path: Path
     masked: GivenSample = ("m", [2, 18, 3], [True] * 3)
     Producer(tmp_path, [GOOD, masked, masked, masked], "hash", num_parts=2).publish(0, 1)
     chosen = TrainSettings(input=str(tmp_path), output=("out",), target="t", num_steps=1)
-    found = gate(SampleSet(open_samples(tmp_path)), VOCABULARY, chosen)
+    found = gate(SampleSet(open_samples(tmp_path)), VOCABULARY, chosen, None)
     assert [sample.index for sample in found.kept(0)] == [0]
     with pytest.raises(DataGateError, match=r"none of 2 samples of part-00001\.arrow"):
         found.kept(1)

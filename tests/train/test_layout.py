@@ -21,7 +21,7 @@ def settings(**changed: object) -> TrainSettings:
 
 
 def rows(count: int) -> list[PlannedRow]:
-    return [PlannedRow(0, (i,), (1,), index=i) for i in range(count)]
+    return [PlannedRow(0, (i,), (1,), (1,), index=i) for i in range(count)]
 
 
 def test_rows_are_dealt_in_turn_to_both_sides() -> None:

@@ -74,7 +74,9 @@ def start(target: Target, chosen: TrainSettings) -> RunState:
 def run_steps(run: RunState, chosen: TrainSettings, micros: list[list[Batch]], target: Target) -> list[StepSums]:
     """Trains over ready batches, a list of micro-batches a step; returns every step's sums."""
     flat = [batch for step in micros for batch in step]
-    numbered = [[PlannedRow(0, (i,), (1,)) for i, b in enumerate(flat) if any(b is m for m in step)] for step in micros]
+    numbered = [
+        [PlannedRow(0, (i,), (1,), (1,)) for i, b in enumerate(flat) if any(b is m for m in step)] for step in micros
+    ]
     seen: list[StepSums] = []
     made = loss_of(target, run, chosen), alone(target.device)
     schedule = Schedule(len(micros), lambda s: numbered[s], lambda row: flat[row.samples[0]], *made)
@@ -240,7 +242,7 @@ def test_the_weights_of_all_ranks_are_compared_after_every_epoch(target: Target)
     chosen, compared = settings(), []
     run = start(target, chosen)
     batch = batch_of(target, run, documents(1, 30), 4)
-    rows = [[PlannedRow(epoch, (0,), (1,)) for epoch in epochs] for epochs in ((0, 0), (0, 1), (1, 1), (2, 2))]
+    rows = [[PlannedRow(epoch, (0,), (1,), (1,)) for epoch in epochs] for epochs in ((0, 0), (0, 1), (1, 1), (2, 2))]
 
     class Watching(Ranks):
         def check_equal(self, parameters: Sequence[torch.nn.Parameter]) -> None:
@@ -265,7 +267,7 @@ def test_a_step_lasts_from_the_end_of_the_one_before_by_the_clock_on_the_wall(ta
 
     schedule = Schedule(
         num_steps=3,
-        micros_of=lambda step: [PlannedRow(0, (0,), (1,))],
+        micros_of=lambda step: [PlannedRow(0, (0,), (1,), (1,))],
         batch_at=lambda row: after(3.0, batch),
         loss_of=lambda drafter, batch: after(2.0, costs(drafter, batch)),
         ranks=alone(target.device),

@@ -54,14 +54,22 @@ def curve(folder: Path, kind: str) -> list[float]:
 
     losses: list[float] = []
     loss_of = LossOf(target, chosen, (), attention_form("auto", shape, target.device))
-    rows = [[PlannedRow(step // 4, (2 * step % 8, (2 * step + 1) % 8), (4, 4))] for step in range(STEPS)]
+    rows = [[_row(step // 4, (2 * step % 8, (2 * step + 1) % 8))] for step in range(STEPS)]
     schedule = Schedule(STEPS, lambda step: rows[step], batch_at, loss_of, alone(target.device))
     train(run, schedule, chosen, lambda sums, epoch, lr, norm: losses.append(round(sums.loss, 6)))
     return losses
 
 
+def _row(epoch: int, pair: tuple[int, int]) -> PlannedRow:
+    return PlannedRow(epoch, pair, tuple(map(_length, pair)), (4, 4))
+
+
+def _length(index: int) -> int:
+    return 24 + 3 * index
+
+
 def _document(index: int) -> Sample:
-    length = 24 + 3 * index
+    length = _length(index)
     ids = permutation(200, "document", index)[:length]
     return Sample(f"d{index}", ids, permutation(length, "mask", index) % 9 > 0)
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 
 
 def rows(count: int) -> list[PlannedRow]:
-    return [PlannedRow(0, (i,), (1,), index=i) for i in range(count)]
+    return [PlannedRow(0, (i,), (1,), (1,), index=i) for i in range(count)]
 
 
 def test_a_rank_alone_takes_every_row_and_adds_nothing() -> None:

@@ -78,7 +78,7 @@ def go_on(target: Target) -> Callable[[RunState, int], list[float]]:
         losses: list[float] = []
         loss_of = LossOf(target, SETTINGS, (), attention_form("auto", run.drafter.shape, target.device))
         schedule = Schedule(
-            num_steps, lambda step: [PlannedRow(step, (0,), (16,))], batch_at, loss_of, alone(target.device)
+            num_steps, lambda step: [PlannedRow(step, (0,), (40,), (16,))], batch_at, loss_of, alone(target.device)
         )
         train(run, schedule, SETTINGS, lambda sums, epoch, lr, norm: losses.append(sums.loss))
         return losses

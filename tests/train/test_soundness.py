@@ -90,7 +90,7 @@ def test_what_stands_beside_a_poisoned_sample_is_learnt_from_as_if_it_stood_alon
     shape = initial_drafter(load_target(folder / "target"), chosen, data.mask_id).shape
     rule = BatchRule.of(chosen, is_constant=False, num_drafters=1)
     bad, good = (Batches(data.samples, OwnTarget(SpoiltStates(v)), shape, 0, rule) for v in (float("nan"), 1.0))
-    row = PlannedRow(0, (1, 2, 3), (3, 3, 3))
+    row = PlannedRow(0, (1, 2, 3), (20, 20, 20), (3, 3, 3))
     spoilt, sound = bad.batch_at(row), good.batch_at(row)
     assert spoilt.poisoned == (POISONED,) and sound.poisoned == ()
     assert spoilt.supervised_NJ.any(dim=1).tolist() == [True] * 3 + [False] * 3 + [True] * 3

@@ -28,7 +28,7 @@ def micros_of(step: int) -> list[PlannedRow]:
     group, draw = divmod(step, DRAWS)
     numbers = range(group * ROWS_PER_STEP, (group + 1) * ROWS_PER_STEP)
     return [
-        PlannedRow(group, (m % 6, (m + 1) % 6), (1, 1), draw, m, lengths=(LENGTHS[m % 6], LENGTHS[(m + 1) % 6]))
+        PlannedRow(group, (m % 6, (m + 1) % 6), (LENGTHS[m % 6], LENGTHS[(m + 1) % 6]), (1, 1), draw, m)
         for m in numbers
     ]
 

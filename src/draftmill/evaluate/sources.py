@@ -23,7 +23,7 @@ from draftmill.storage.checkpoints import (
     find_marker,
 )
 from draftmill.storage.fetch import SHA256
-from draftmill.storage.models import fingerprint, locate, read_config, text_config
+from draftmill.storage.models import fingerprint, locate, read_config, window_tokens
 from draftmill.storage.sets import plan_at
 from draftmill.storage.store import is_there, open_store, sha256_of
 
@@ -98,8 +98,7 @@ def _untrained(checkpoint: str) -> Path | None:
 
 
 def _max_positions(folder: Path) -> int:
-    found = text_config(folder).get("max_position_embeddings")
-    if not isinstance(found, int):
+    if (found := window_tokens(folder)) is None:
         raise InputError(f"{folder / CONFIG_FILE} names no max_position_embeddings: the target's window is unknown")
     return found
 

@@ -17,7 +17,7 @@ from draftmill.generate.survey import Survey, survey
 from draftmill.serving.protocol import GREEDY
 from draftmill.settings.generate import GenerateSettings
 from draftmill.settings.workers import usable_memory_bytes
-from draftmill.storage.models import CONFIG_FILE, fingerprint, locate, text_config
+from draftmill.storage.models import CONFIG_FILE, fingerprint, locate, text_config, window_tokens
 from draftmill.storage.row_files import RowFile, find_row_files
 from draftmill.storage.sets import missing_parts
 
@@ -86,10 +86,10 @@ def _window(settings: GenerateSettings, folder: Path) -> int | None:
     """Tokens of the target's window, by its config.json; a server may know more."""
     if settings.endpoint and not (folder / CONFIG_FILE).is_file():
         return None
-    found = text_config(folder).get("max_position_embeddings")
+    found = window_tokens(folder)
     if settings.endpoint:
-        return found if isinstance(found, int) else None
-    if not isinstance(found, int):
+        return found
+    if found is None:
         raise InputError(f"{folder / CONFIG_FILE} says no max_position_embeddings: the target's window is unknown")
     if settings.max_new_tokens >= found:
         raise RecipeError(

@@ -60,7 +60,8 @@ class TrainSettings(RoomSettings):
     num_anchors: int = Field(512, ge=1, le=_MOST_TOKENS)
     """Blocks per max_tokens of text; a shorter sample gets its share, rounded up."""
     max_tokens: int = Field(3072, ge=2, le=_MOST_TOKENS)
-    """Tokens a training row may hold; short samples of a part share a row, longer ones are cut there and counted."""
+    """Tokens a training row may hold; short samples of a part share a row, longer ones are cut there (and at the end of
+    the target's window, where that comes first) and counted."""
     rows_per_step: int = Field(1, ge=1, le=_MOST_ROWS)
     """Training rows that make one optimizer step (one mean over all their slots); each is a micro-batch."""
     draws_per_pass: int = Field(1, ge=1, le=_MOST_ROWS)

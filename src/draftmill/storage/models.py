@@ -78,6 +78,12 @@ def vocab_size(folder: Path) -> int:
     return found
 
 
+def window_tokens(folder: Path) -> int | None:
+    """Tokens of a target's window; None where its config does not tell them."""
+    found = text_config(folder).get("max_position_embeddings")
+    return found if isinstance(found, int) and found > 0 else None
+
+
 def fingerprint(folder: Path) -> str:
     """A target's identity without reading it whole: config, and of every weight file its name, size and both ends.
 

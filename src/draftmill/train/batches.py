@@ -79,7 +79,7 @@ class Batches:
 
     def batch_at(self, row: PlannedRow) -> Batch:
         """Features, blocks, labels and who sees whom; the same for the same row, whatever came before."""
-        documents = [self._samples[index].cut(self._rule.max_tokens) for index in row.samples]
+        documents = self._samples.documents(row.samples, row.lengths)
         read = self._states_of(row, documents)
         spoilt = poisoned(read.documents)
         packed = self._packed(row, documents).unsupervised(spoilt)

@@ -74,6 +74,7 @@ def _start_of(settings: TrainSettings) -> str:
 
 def preview(settings: TrainSettings, plan: Plan, data: TrainingData) -> dict[str, Any]:
     """What `--dry-run` shows, also on stderr; writes nothing."""
+    data.gated.tell_window()
     done = _steps_done(settings, plan)
     parts = data.samples.parts
     num_there = next((i for i in range(parts.num_parts) if parts.find(i) is None), parts.num_parts)

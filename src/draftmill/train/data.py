@@ -12,6 +12,7 @@ from draftmill.extract.agreement import Text
 from draftmill.settings.train import TrainSettings
 from draftmill.speculation.requests import Request, read_material
 from draftmill.storage.growing import GrowingSet, open_growing
+from draftmill.storage.models import window_tokens
 from draftmill.storage.patience import Patiently
 from draftmill.storage.waiting import Waiting
 from draftmill.train.gate import GatedSamples, check_tokenizer, gate, vocabulary_of
@@ -38,7 +39,7 @@ class TrainingData:
     @property
     def mask_id(self) -> int:
         """The token that stands for a slot to be drafted."""
-        return self.gated.mask_id
+        return self.gated.rule.mask_id
 
     def heed(self, check: Callable[[], None]) -> None:
         """Has `check` called again and again while a part is awaited; it may raise."""
@@ -92,7 +93,7 @@ def read_data(settings: TrainSettings, parts: GrowingSet, target: Path) -> Train
     log.info("reading %s: %d parts", parts.store.url, parts.num_parts)
     samples = SampleSet(parts, settings.data_cache_bytes)
     vocabulary = vocabulary_of(target, chat)
-    gated = gate(samples, vocabulary, settings)
+    gated = gate(samples, vocabulary, settings, window_tokens(target))
 
     def before_second_epoch() -> None:
         parts.complete()

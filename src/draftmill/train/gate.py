@@ -1,11 +1,13 @@
 """The gate before training: is this set this target's, is the mask token free, is there anything to learn.
 
-Samples longer than a row are cut there and counted. Samples that cannot be trained on are dropped and listed: without
-an anchor position, or holding the mask token. A finished set is judged as a whole before the first step, one that is
-still being made part by part as they come: refused where nothing is left, or more is dropped than `max_dropped_frac`.
-What was found in a part is remembered by its content, so that a run that goes on need not read it again.
+Samples longer than a row, or than the target's window, are cut there and counted: the length that a sample is kept with
+is the one that everybody reads. Samples that cannot be trained on are dropped and listed: without an anchor position,
+or holding the mask token. A finished set is judged as a whole before the first step, one that is still being made part
+by part as they come: refused where nothing is left, or more is dropped than `max_dropped_frac`. What was found in a
+part is remembered by its content, so that a run that goes on need not read it again.
 """
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from draftmill.storage.models import text_config, vocab_size
 from draftmill.train.remember import remembered
 from draftmill.train.samples import BoolArray, IntArray, SampleBatch, SampleSet
 
+log = logging.getLogger(__name__)
+
 # A part of fewer samples than these is not refused for its share of dropped ones: a share of so few says nothing.
 MIN_JUDGED = 20
 
@@ -34,6 +38,16 @@ class KeptSample:
     num_eligible: int
     is_cut: bool = False
     """Whether it is longer in the set: what lies beyond `length` tokens is left out."""
+
+
+@dataclass(frozen=True)
+class SampleRule:
+    """What a sample may not hold, and how many of its tokens are trained on at most."""
+
+    mask_id: int
+    max_tokens: int
+    """A row's, or those of the target's window where that is smaller: several samples may share a row, each has its own
+    positions."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +108,8 @@ def check_tokenizer(parts: GrowingSet, chat: Chat, target: Path) -> None:
 class GatedSamples:
     """What is trained on of each part of the plan; a part is judged when it is first asked for."""
 
-    def __init__(self, samples: SampleSet, vocabulary: Vocabulary, settings: TrainSettings, mask_id: int) -> None:
-        self.mask_id = mask_id
+    def __init__(self, samples: SampleSet, vocabulary: Vocabulary, settings: TrainSettings, rule: SampleRule) -> None:
+        self.rule = rule
         self._samples = samples
         self._vocabulary = vocabulary
         self._settings = settings
@@ -114,10 +128,20 @@ class GatedSamples:
         """Every token that occurs in the set, ascending."""
         return tuple(np.flatnonzero(_used_ids(self._samples, self._vocabulary)).tolist())
 
+    def tell_window(self) -> None:
+        """Warns where samples are cut before a row is full."""
+        if self.rule.max_tokens < self._settings.max_tokens:
+            log.warning(
+                "--max-tokens %d lies above the target's window of %d tokens: a row may hold as many, but what of a "
+                "sample lies beyond the window is left out (the card counts such samples as cut)",
+                self._settings.max_tokens,
+                self.rule.max_tokens,
+            )
+
     def _found(self, part: int) -> Findings:
         if part not in self._judged:
             _ids_of(self._samples, part, self._vocabulary)
-            found = _sorted_out(self._samples, part, self.mask_id, self._settings.max_tokens)
+            found = _sorted_out(self._samples, part, self.rule)
             if not self._samples.parts.was_finished:
                 file = self._samples.parts.part(part).file.key
                 _refuse_if_poor(found, f"{file} of {self._settings.input}", self._settings, MIN_JUDGED)
@@ -125,9 +149,14 @@ class GatedSamples:
         return self._judged[part]
 
 
-def gate(samples: SampleSet, vocabulary: Vocabulary, settings: TrainSettings) -> GatedSamples:
-    """The samples to train on; DataGateError or InputError where the set or the mask token will not do."""
-    gated = GatedSamples(samples, vocabulary, settings, _mask_id(settings.mask_id, vocabulary, samples))
+def gate(samples: SampleSet, vocabulary: Vocabulary, settings: TrainSettings, window: int | None) -> GatedSamples:
+    """The samples to train on; DataGateError or InputError where the set or the mask token will not do.
+
+    `window`: tokens that the target can read of one document, where its config tells.
+    """
+    max_tokens = settings.max_tokens if window is None else min(settings.max_tokens, window)
+    rule = SampleRule(_mask_id(settings.mask_id, vocabulary, samples), max_tokens)
+    gated = GatedSamples(samples, vocabulary, settings, rule)
     if samples.parts.was_finished:
         found = gated.first(samples.parts.num_parts)
         if not found.kept and not found.dropped:
@@ -196,7 +225,7 @@ def _mask_id(named: int | None, vocabulary: Vocabulary, samples: SampleSet) -> i
     return free[0]
 
 
-def _sorted_out(samples: SampleSet, part: int, mask_id: int, max_tokens: int) -> Findings:
+def _sorted_out(samples: SampleSet, part: int, rule: SampleRule) -> Findings:
     """What is trained on of a part; samples are numbered as in the whole set."""
     file = samples.parts.part(part).file
 
@@ -204,28 +233,27 @@ def _sorted_out(samples: SampleSet, part: int, mask_id: int, max_tokens: int) ->
         kept: list[KeptSample] = []
         dropped: list[Dropped] = []
         for batch in samples.batches(part):
-            _sort_out(batch, mask_id, max_tokens, kept, dropped)
+            _sort_out(batch, rule, kept, dropped)
         return Findings(tuple(kept), tuple(dropped))
 
-    found, first = remembered([file.identity, "kept", mask_id, max_tokens], Findings, make), samples.start_of(part)
+    found = remembered([file.identity, "kept", rule.mask_id, rule.max_tokens], Findings, make)
+    first = samples.start_of(part)
     return Findings(
         tuple(replace(sample, index=first + sample.index) for sample in found.kept),
         tuple(structs.replace(row, line=first + row.line) for row in found.dropped),
     )
 
 
-def _sort_out(
-    batch: SampleBatch, mask_id: int, max_tokens: int, kept: list[KeptSample], dropped: list[Dropped]
-) -> None:
-    starts, ends = batch.bounds[:-1], np.minimum(batch.bounds[1:], batch.bounds[:-1] + max_tokens)
+def _sort_out(batch: SampleBatch, rule: SampleRule, kept: list[KeptSample], dropped: list[Dropped]) -> None:
+    starts, ends = batch.bounds[:-1], np.minimum(batch.bounds[1:], batch.bounds[:-1] + rule.max_tokens)
     eligible = batch.loss_mask.copy()
     eligible[:-1] &= batch.loss_mask[1:]
     eligible[ends[ends > starts] - 1] = False  # a sample's last token has no successor, nor the last before a cut
     num_eligible = _count(eligible, starts, ends)
-    num_masks = _count(batch.input_ids == mask_id, starts, ends)
+    num_masks = _count(batch.input_ids == rule.mask_id, starts, ends)
     for i, sample_id in enumerate(batch.ids):
         is_cut = bool(ends[i] < batch.bounds[i + 1])
-        reason = _reason(int(num_eligible[i]), int(num_masks[i]), is_cut)
+        reason = _reason(int(num_eligible[i]), int(num_masks[i]), rule.max_tokens if is_cut else None)
         if reason is None:
             kept.append(KeptSample(batch.first + i, int(ends[i] - starts[i]), int(num_eligible[i]), is_cut))
         else:
@@ -237,12 +265,12 @@ def _count(flags: BoolArray, starts: IntArray, ends: IntArray) -> IntArray:
     return total[ends] - total[starts]
 
 
-def _reason(num_eligible: int, num_masks: int, is_cut: bool) -> str | None:
+def _reason(num_eligible: int, num_masks: int, cut_at: int | None) -> str | None:
     if num_masks:
         return "holds the mask token"
     if num_eligible:
         return None
-    return "no anchor position within max_tokens" if is_cut else "no anchor position"
+    return "no anchor position" if cut_at is None else f"no anchor position within its first {cut_at:,} tokens"
 
 
 def _refuse_if_poor(found: Findings, what: str, settings: TrainSettings, min_judged: int) -> None:

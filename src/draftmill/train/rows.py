@@ -34,13 +34,13 @@ class PlannedRow:
 
     epoch: int
     samples: tuple[int, ...]
+    lengths: tuple[int, ...]
+    """Tokens of each sample that are trained on."""
     counts: tuple[int, ...]
     draw: int = 0
     """Which draw of anchors of this visit."""
     index: int = 0
     """Its number in the stream of rows over all epochs: what says which ranks it belongs to."""
-    lengths: tuple[int, ...] = ()
-    """Tokens of each sample that are trained on."""
 
 
 class RowPlan:
@@ -153,4 +153,4 @@ class RowPlan:
 
     def _planned(self, stretch: int, samples: Sequence[KeptSample], counts: Sequence[int]) -> PlannedRow:
         indices, lengths = tuple(s.index for s in samples), tuple(s.length for s in samples)
-        return PlannedRow(self._epoch(stretch), indices, tuple(counts), lengths=lengths)
+        return PlannedRow(self._epoch(stretch), indices, lengths, tuple(counts))

@@ -40,10 +40,11 @@ def run(settings: TrainSettings) -> dict[str, Any]:
         writer = open_set_writer(settings.output, plan) if ranks.is_writer else None
         if (card := ranks.tell(writer and _finished(writer))) is not None:
             return card
+        data = read_data(settings, parts, folder)
         if writer is not None:
             writer.publish_file(RECIPE_FILE, canonical_json(settings.model_dump()))
             advise(settings, ranks, folder)
-        data = read_data(settings, parts, folder)
+            data.gated.tell_window()
         checkpoints = None if writer is None else _checkpoints(settings, plan, data, writer)
         logbook = take_part(Job(settings, data, folder, ranks), checkpoints)
         if writer is not None and logbook is not None:

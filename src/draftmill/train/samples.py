@@ -4,7 +4,7 @@ A sample's index counts from the first part of the plan on, so it is known as so
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -31,9 +31,9 @@ class Sample:
     input_ids: IntArray
     loss_mask: BoolArray
 
-    def cut(self, max_tokens: int) -> "Sample":
-        """Its first `max_tokens` tokens."""
-        return Sample(self.id, self.input_ids[:max_tokens], self.loss_mask[:max_tokens])
+    def cut(self, length: int) -> "Sample":
+        """Its first `length` tokens."""
+        return Sample(self.id, self.input_ids[:length], self.loss_mask[:length])
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,10 @@ class SampleSet:
             self.start_of(len(self._starts))
         part = bisect_right(self._starts, index) - 1
         return self._opened(part).sample(index - self._starts[part])
+
+    def documents(self, indices: Sequence[int], lengths: Sequence[int]) -> list[Sample]:
+        """The samples of a row, each up to the length that is trained on."""
+        return [self[index].cut(length) for index, length in zip(indices, lengths, strict=True)]
 
     def start_of(self, part: int) -> int:
         """The index of the part's first sample; of the number of parts: how many samples there are."""

@@ -241,8 +241,7 @@ class Supply:
             stop.check()
             for row in self.traffic.micros_of(step):
                 if self.ranks.layout.target_of(row) == self.ranks.rank:
-                    lengths = zip(row.samples, row.lengths, strict=True)
-                    read = self.source.read([self.samples[i].cut(length) for i, length in lengths])
+                    read = self.source.read(self.samples.documents(row.samples, row.lengths))
                     outbox.send(row, joined_states(read.documents), read.toll.target_s)
                     stop.check()
         self.before(self.traffic.num_steps)
