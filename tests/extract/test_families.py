@@ -115,6 +115,13 @@ def test_a_target_that_does_more_to_its_logits_than_its_head_does_is_refused() -
     check_target(freeze(plain), [text], 0.0)
 
 
+def test_logits_that_are_not_finite_are_told_as_that() -> None:
+    target = freeze(tiny_model("llama"))
+    target.head.weight[3] = float("inf")
+    with pytest.raises(InputError, match="LlamaForCausalLM gives logits that are not finite; load it in a wider dtype"):
+        check_target(target, [Text(ids(20).tolist(), 9)], 0.0)
+
+
 def test_a_head_with_a_bias_is_refused() -> None:
     model = tiny_model("llama")
     model.lm_head = nn.Linear(HIDDEN, VOCAB)

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from safetensors.torch import load_file, save_file  # noqa: E402
+
 from draftmill.chat.chat import open_chat  # noqa: E402
+from draftmill.contracts.errors import InputError  # noqa: E402
 from draftmill.extract.target import load_target  # noqa: E402
 from draftmill.storage.models import locate  # noqa: E402
 from draftmill.train.batches import Batches, BatchRule  # noqa: E402
@@ -17,6 +20,7 @@ from draftmill.train.loop import PoisonedError, train  # noqa: E402
 from draftmill.train.ranks import alone  # noqa: E402
 from draftmill.train.roles import Job, schedule_of  # noqa: E402
 from draftmill.train.rows import PlannedRow  # noqa: E402
+from draftmill.train.run import run as train_run  # noqa: E402
 from draftmill.train.samples import Sample  # noqa: E402
 from draftmill.train.soundness import noised, poisoned  # noqa: E402
 from draftmill.train.start import initial_drafter  # noqa: E402
@@ -97,6 +101,43 @@ def test_what_stands_beside_a_poisoned_sample_is_learnt_from_as_if_it_stood_alon
     assert spoilt.features_TF.isfinite().all() and spoilt.features_TF[20:40].eq(0).all()
     others = spoilt.layout.documents_T != 1
     assert torch.equal(spoilt.features_TF[others], sound.features_TF[others])
+
+
+OVERFLOWING_ID = 200
+
+
+def write_overflowing_run(place: Path, overflowing: Sequence[int]) -> Path:
+    """A target whose states are not finite behind one token, and samples of which some begin with it."""
+    write_tiny_target(place / "target", num_layers=4, hidden_size=WIDTH)
+    weights = place / "target" / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["model.embed_tokens.weight"][OVERFLOWING_ID] = float("inf")
+    save_file(tensors, weights, metadata={"format": "pt"})
+    rng = np.random.default_rng(2)
+    given = [(f"s{i}", rng.integers(0, OVERFLOWING_ID, 30).tolist(), [t >= 6 for t in range(30)]) for i in range(6)]
+    for i in overflowing:
+        given[i][1][2] = OVERFLOWING_ID
+    write_samples(place / "samples", given, open_chat(place / "target").tokenizer_hash)
+    return place
+
+
+def test_first_samples_that_are_poisoned_do_not_keep_a_run_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DRAFTMILL_CACHE", str(tmp_path / "cache"))
+    chosen = small_settings(write_overflowing_run(tmp_path, (0, 2, 3)), tmp_path / "run", num_steps=3)
+    assert train_run(chosen)["content"]["poisoned"] == ["s0", "s2", "s3"]
+    assert "hidden states of 3 of the first samples are not finite" in caplog.text
+
+
+def test_a_target_that_reads_no_sample_well_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAFTMILL_CACHE", str(tmp_path / "cache"))
+    folder = write_overflowing_run(tmp_path, range(6))
+    with pytest.raises(InputError, match=r"tap 1 holds numbers that are not finite; load it in a wider dtype"):
+        train_run(small_settings(folder, tmp_path / "run", num_steps=3, max_poisoned=9))
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_states_of_the_last_layer_count_too() -> None:

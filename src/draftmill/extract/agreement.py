@@ -8,13 +8,14 @@ included, and the beginning of one answer is decoded greedily.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from draftmill.contracts.errors import DataGateError, InputError
 from draftmill.extract.decode import decode_greedy
+from draftmill.extract.taps import TapReader
 from draftmill.extract.target import Target
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,28 @@ class Text:
 
     token_ids: Sequence[int]
     answer_start: int
+
+
+def sound_texts(reader: TapReader, texts: Iterable[Text], count: int) -> list[Text]:
+    """The first `count` texts that leave all that is read of the target finite; the very first one where none does.
+
+    A sample may overflow a target that reads all others well, and nothing can be checked on it.
+    """
+    sound: list[Text] = []
+    spoilt: list[Text] = []
+    for text in texts:
+        (sound if _is_finite(reader, text) else spoilt).append(text)
+        if len(sound) == count:
+            break
+    if sound and spoilt:
+        log.warning("hidden states of %d of the first samples are not finite: others are checked", len(spoilt))
+    return sound or spoilt[:1]
+
+
+def _is_finite(reader: TapReader, text: Text) -> bool:
+    ids_1T = torch.tensor([list(text.token_ids)], device=reader.target.device)
+    read = reader.read_row(ids_1T, None)
+    return all(bool(s.isfinite().all()) for s in (read.features_RTF, read.last_RTH) if s is not None)
 
 
 def check_target(target: Target, texts: Sequence[Text], min_agreement: float) -> None:
@@ -60,6 +83,8 @@ def _check_ends(target: Target, text: Text) -> None:
     finally:
         hook.remove()
     assert len(last) == 1, f"the final norm runs once a pass; it ran {len(last)} times"
+    if not logits_TV.isfinite().all():  # first: a NaN equals nothing
+        raise InputError(f"{type(target.model).__name__} gives logits that are not finite; load it in a wider dtype")
     off = (target.head(target.norm(last[0]))[0].to(logits_TV.device) - logits_TV).abs().max()
     most = logits_TV.abs().max()
     if not off <= float(torch.finfo(logits_TV.dtype).eps) * most:  # both are the same products, in the same order

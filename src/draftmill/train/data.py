@@ -1,13 +1,13 @@
 """What a run is trained on: the set, what of it passed the gate, and which rows make which step."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
 from draftmill.chat.chat import open_chat
-from draftmill.contracts.errors import InputError, RecipeError
+from draftmill.contracts.errors import RecipeError
 from draftmill.extract.agreement import Text
 from draftmill.settings.train import TrainSettings
 from draftmill.speculation.requests import Request, read_material
@@ -45,14 +45,12 @@ class TrainingData:
         """Has `check` called again and again while a part is awaited; it may raise."""
         self.samples.parts.waiting.heed = check
 
-    def first_texts(self, count: int) -> list[Text]:
-        """The first kept samples, as far as they are trained on; InputError where the set holds none."""
-        parts = self.samples.parts
-        kept = list(islice(chain.from_iterable(map(self.gated.kept, range(parts.num_parts))), count))
-        if not kept:
-            raise InputError(f"{parts.store.url} holds no samples: tokenize again and look at its card")
-        samples = [self.samples[sample.index].cut(sample.length) for sample in kept]
-        return [Text(s.input_ids.tolist(), int(s.loss_mask.argmax())) for s in samples]
+    def first_texts(self, count: int) -> Iterator[Text]:
+        """The first `count` kept samples, as far as they are trained on; a part is waited for when it is reached."""
+        kept = chain.from_iterable(map(self.gated.kept, range(self.samples.parts.num_parts)))
+        for sample in islice(kept, count):
+            read = self.samples[sample.index].cut(sample.length)
+            yield Text(read.input_ids.tolist(), int(read.loss_mask.argmax()))
 
 
 def open_input(settings: TrainSettings) -> GrowingSet:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from draftmill.contracts.errors import DataGateError, RecipeError, StorageError
-from draftmill.extract.agreement import check_target
+from draftmill.contracts.errors import DataGateError, InputError, RecipeError, StorageError
+from draftmill.extract.agreement import check_target, sound_texts
 from draftmill.extract.packing import extractor_of
 from draftmill.extract.spread import ends_on, place
 from draftmill.extract.taps import TapReader, check_taps
@@ -35,8 +35,9 @@ from draftmill.train.transit import Arriving, Inbox, Outbox, Supply, Traffic, me
 
 log = logging.getLogger(__name__)
 
-# Samples that the target itself is asked about before anything is learnt from them.
-NUM_CHECKED = 2
+# Samples that the target itself is asked about before anything is learnt from them, and how many are passed over for
+# states that are not finite to find these: as many as training would, but no whole set is searched for one.
+NUM_CHECKED, MOST_PASSED_OVER = 2, 10
 _LOAN = "what a drafter needs of the target"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -124,7 +125,11 @@ def open_target(job: Job) -> Target:
 def refuse_unfit(job: Job, target: Target) -> None:
     """An error where the target is not what the set was made for, or is not read where it should be."""
     log.info("checking the target: are its layers read where they should be, and does it know the set's answers")
-    texts = job.data.first_texts(NUM_CHECKED)
+    num_looked_at = NUM_CHECKED + min(job.settings.max_poisoned, MOST_PASSED_OVER)
+    whole = TapReader(target, tap_ids_of(target, job.settings), has_last=True)
+    texts = sound_texts(whole, job.data.first_texts(num_looked_at), NUM_CHECKED)
+    if not texts:
+        raise InputError(f"{job.settings.input} holds no samples: tokenize again and look at its card")
     check_taps(_reader(job, target), torch.tensor([texts[0].token_ids], device=target.device))
     check_target(target, texts, job.settings.min_agreement)
 
