@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from draftmill.contracts.cards import Plan, canonical_json
 from draftmill.contracts.errors import InputError, RecipeError, StorageError
 from draftmill.export.engines import READERS, as_trained, check_config, serving_commands
 from draftmill.export.layout import check_layout, manifest
@@ -19,6 +20,7 @@ from draftmill.model.checkpoint import drafter_files, load_drafter
 from draftmill.model.drafter import Drafter
 from draftmill.settings.export import ExportSettings
 from draftmill.storage.checkpoints import put_checkpoint
+from draftmill.storage.origin import TrainedFor, trained_for
 from draftmill.storage.store import open_store
 from tiny import write_tiny_target
 from tiny_drafter import random_drafter, tiny_shape
@@ -116,8 +118,14 @@ def test_what_a_killed_export_left_goes_and_what_another_is_making_stays(checkpo
 
 
 def test_a_dry_run_writes_nothing(checkpoint, tmp_path):
-    assert export(checkpoint, tmp_path / "out", dry_run=True)["left"] == [str(tmp_path / "out")]
+    told = export(checkpoint, tmp_path / "out", dry_run=True)
+    assert (told["left"], told["done"]) == ([str(tmp_path / "out")], False)
     assert not any(tmp_path.iterdir())
+    export(checkpoint, tmp_path / "out")
+    told = export(checkpoint, tmp_path / "out", dry_run=True)
+    assert (told["left"], told["done"]) == ([], True)
+    with pytest.raises(RecipeError, match="dtype differ"):
+        export(checkpoint, tmp_path / "out", dtype="bfloat16", dry_run=True)
 
 
 def test_every_engine_reads_what_was_trained(drafter, checkpoint, tmp_path):
@@ -151,6 +159,59 @@ def test_the_manifest_is_the_networks_own_parameters(drafter):
     assert manifest(drafter.shape) == {name: tuple(w.shape) for name, w in drafter.named_parameters()}
 
 
+PLAN = Plan(room="train", recipe={"target": "f00d" * 16}, inputs=(), parts=())
+
+
+def run_for(folder: Path, drafter: Drafter, target: str | None) -> str:
+    """A run with one checkpoint; its recipe names the target, or is gone."""
+    store = open_store(str(folder), create=True)
+    store.put("plan.json", canonical_json(PLAN))
+    if target is not None:
+        store.put("recipe.json", canonical_json({"target": target, "lr": 1}))
+    put_checkpoint((store,), 7, PLAN.hash, drafter_files(drafter))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("target", "served", "said"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", "It was trained for Qwen/Qwen3-8B "),
+        ("../my models/a b", "'../my models/a b'", "It was trained for ../my models/a b "),
+        ("package:llm-x", "TARGET", "It was trained for package:llm-x "),
+        (None, "TARGET", "It was trained for a target whose name was not recorded "),
+    ],
+)
+@pytest.mark.parametrize("named", ["", "/checkpoints/step-00000007/"])
+def test_an_export_names_the_target_of_its_run_and_is_exported_on_with_it(
+    drafter, tmp_path, target, served, said, named
+):
+    card = export(run_for(tmp_path / "run", drafter, target) + named, tmp_path / "out")
+    for folder in ("out", "again"):
+        assert card["content"]["target"] == {"name": target, "fingerprint": "f00d" * 16}
+        assert card["content"]["serving"]["vLLM"].startswith(f"vllm serve {served} --spec")
+        text = (tmp_path / folder / "README.md").read_text()
+        assert said in text and "f00d" * 16 in text and f"--model-path {served} " in text
+        assert ("TARGET that model" in text) == (served == "TARGET")
+        card = export(str(tmp_path / "out"), tmp_path / "again")
+
+
+def test_an_export_of_a_checkpoint_without_a_run_says_that_its_target_is_not_known(checkpoint, tmp_path):
+    assert export(checkpoint, tmp_path / "out")["content"]["target"] is None
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "Which target it was trained for was not recorded" in text and "vllm serve TARGET " in text
+
+
+def test_what_is_damaged_names_no_target_and_stops_no_export(drafter, tmp_path):
+    url = run_for(tmp_path / "run", drafter, "T")
+    for data in (b"{", b"[]", b"\xff"):
+        (tmp_path / "run" / "recipe.json").write_bytes(data)
+        assert trained_for(url) == TrainedFor(name=None, fingerprint="f00d" * 16)
+    export(url, tmp_path / "out")
+    for data in (b"{", b'{"content": {"target": 3}}', b'{"content": {}}'):
+        (tmp_path / "out" / "draftmill.json").write_bytes(data)
+        assert trained_for(str(tmp_path / "out")) is None
+
+
 def test_a_missing_foreign_or_altered_tensor_is_named(drafter, checkpoint, tmp_path):
     export(checkpoint, tmp_path / "out")
     file = tmp_path / "out" / "model.safetensors"
@@ -166,6 +227,7 @@ def test_a_missing_foreign_or_altered_tensor_is_named(drafter, checkpoint, tmp_p
 
 
 def test_both_engines_are_told_the_same_block():
-    commands = serving_commands("/d", 16)
+    commands = serving_commands("T", "/d", 16)
+    assert commands["vLLM"].startswith("vllm serve T --speculative-config '{") and '"model": "/d"' in commands["vLLM"]
     assert '"num_speculative_tokens": 15' in commands["vLLM"]
     assert "--speculative-num-draft-tokens 16" in commands["SGLang"]

@@ -135,7 +135,7 @@ def test_a_target_that_reads_no_sample_well_is_refused_before_the_first_step(
 ) -> None:
     monkeypatch.setenv("DRAFTMILL_CACHE", str(tmp_path / "cache"))
     folder = write_overflowing_run(tmp_path, range(6))
-    with pytest.raises(InputError, match=r"tap 1 holds numbers that are not finite; load it in a wider dtype"):
+    with pytest.raises(InputError, match=r"tap 2 holds numbers that are not finite; load it in a wider dtype"):
         train_run(small_settings(folder, tmp_path / "run", num_steps=3, max_poisoned=9))
     assert not (tmp_path / "run" / "checkpoints").exists()
 

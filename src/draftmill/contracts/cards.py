@@ -13,6 +13,9 @@ import msgspec
 
 PLAN_FILE = "plan.json"
 CARD_FILE = "card.json"
+# A training run's resolved settings, and the card inside an exported folder, where card.json would be an engine's.
+RECIPE_FILE = "recipe.json"
+EXPORT_CARD_FILE = "draftmill.json"
 
 
 class InputFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,20 +1,18 @@
 """Where the models of an evaluation lie and what identifies them, found without loading any of them."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from draftmill.contracts.cards import PLAN_FILE, Dropped, InputFile
+from draftmill.contracts.cards import Dropped, InputFile
 from draftmill.contracts.errors import InputError
 from draftmill.evaluate.parts import Work
 from draftmill.model.shape import DrafterShape
 from draftmill.settings.evaluate import EvaluateSettings
 from draftmill.speculation.requests import Material, Request, choose
 from draftmill.storage.checkpoints import (
-    CHECKPOINTS,
     CONFIG_FILE,
     MARKER_FILE,
     WEIGHTS_FILE,
@@ -24,12 +22,10 @@ from draftmill.storage.checkpoints import (
 )
 from draftmill.storage.fetch import SHA256
 from draftmill.storage.models import fingerprint, locate, read_config, window_tokens
-from draftmill.storage.sets import plan_at
-from draftmill.storage.store import is_there, open_store, sha256_of
+from draftmill.storage.origin import target_of_run
+from draftmill.storage.store import open_store, sha256_of
 
 TOKENIZER_FILE = "tokenizer.json"
-# A checkpoint named by its own folder: what stands before this is its run.
-_IN_RUN = re.compile(rf"/{CHECKPOINTS}/step-\d+/*$")
 
 
 @dataclass(frozen=True)
@@ -81,15 +77,13 @@ def find_sources(target: str, checkpoint: str, with_untrained: bool) -> Sources:
 
 
 def _refuse_another_target(checkpoint: str, folder: Path, identity: str) -> None:
-    """InputError where the plan of the checkpoint's run names another target; an exported drafter has no plan."""
-    run = _IN_RUN.sub("", checkpoint)
-    if not is_there(run) or (store := open_store(run)).find(PLAN_FILE) is None:
-        return
-    trained_for = plan_at(store, "train").recipe.get("target")
-    if trained_for != identity:
+    """InputError where the plan of the checkpoint's run names another target; an export may be tried with any."""
+    found = target_of_run(checkpoint)
+    if found is not None and found.fingerprint != identity:
         raise InputError(
-            f"{checkpoint} was trained for another target (its plan says {str(trained_for)[:12]}…) than the one in "
-            f"{folder} ({identity[:12]}…): config.json or weights differ; name the target that it was trained for"
+            f"{checkpoint} was trained for another target ({found.name or 'whose name its run does not say'}, "
+            f"{found.fingerprint[:12]}…) than the one in {folder} ({identity[:12]}…): config.json or weights differ; "
+            "name the target that it was trained for"
         )
 
 

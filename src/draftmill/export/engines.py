@@ -4,8 +4,10 @@ Each reader follows one engine's own order of looking, and fails where the engin
 loads cleanly and is accepted rarely. SGLang: speculative/dflash_utils.py, 00731f0b; vLLM: models/qwen3_dflash.py.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from draftmill.contracts.errors import InputError
@@ -104,17 +106,16 @@ def check_config(config: Config, shape: DrafterShape) -> None:
             raise InputError(f"{engine} would read {found} out of this config.json; trained is {as_trained(shape)}")
 
 
-def serving_commands(folder: str, block_size: int) -> dict[str, str]:
-    """The commands that serve TARGET with the drafter in `folder`.
+def serving_commands(target: str, folder: str, block_size: int) -> dict[str, str]:
+    """The commands that serve `target` with the drafter in `folder`.
 
     A block of B slots drafts B - 1 tokens. vLLM counts the drafts, SGLang the slots: the same block, one apart.
     """
     num_drafts = block_size - 1
-    spec = f'{{"method": "dflash", "model": "{folder}", "num_speculative_tokens": {num_drafts}}}'
+    spec = json.dumps({"method": "dflash", "model": folder, "num_speculative_tokens": num_drafts})
+    launch = f"python -m sglang.launch_server --model-path {quote(target)} --speculative-algorithm DFLASH"
+    draft = f"--speculative-draft-model-path {quote(folder)} --speculative-num-draft-tokens {num_drafts + 1}"
     return {
-        "vLLM": f"vllm serve TARGET --speculative-config '{spec}'",
-        "SGLang": (
-            "python -m sglang.launch_server --model-path TARGET --speculative-algorithm DFLASH "
-            f"--speculative-draft-model-path {folder} --speculative-num-draft-tokens {num_drafts + 1}"
-        ),
+        "vLLM": f"vllm serve {quote(target)} --speculative-config {quote(spec)}",
+        "SGLang": f"{launch} {draft}",
     }

@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
-from draftmill.contracts.cards import Card, canonical_json
+from draftmill.contracts.cards import EXPORT_CARD_FILE, Card, canonical_json
 from draftmill.contracts.errors import RecipeError
-from draftmill.export.card import CARD_FILE, card_of, find_finished, readable, readme, recipe_of, step_of
+from draftmill.export.card import Origin, card_of, find_finished, find_origin, readable, readme
 from draftmill.settings.export import ExportSettings
-from draftmill.storage.checkpoints import find_checkpoint
 from draftmill.storage.local import draft_folder, expanded, no_room, write_atomically
 from draftmill.storage.provenance import Stopwatch
 
@@ -26,46 +25,44 @@ def run(settings: ExportSettings) -> dict[str, Any]:
     watch = Stopwatch()
     if "://" in settings.output:
         raise RecipeError(f"{settings.output}: engines load a drafter from a local folder; name one as --output")
-    checkpoint = find_checkpoint(settings.checkpoint)
+    origin = find_origin(settings)
     output = expanded(settings.output).absolute()
-    recipe = recipe_of(settings, checkpoint)
-    card = find_finished(output, recipe)
+    card = find_finished(output, origin.recipe)
     if settings.dry_run:
-        return _preview(settings, checkpoint, card)
+        return _preview(settings, origin, card)
     if card is None:
         with draft_folder(output) as draft:
-            card = _make(draft, checkpoint, recipe, watch)
+            card = _make(draft, origin, watch)
             try:
                 draft.rename(output)
             except OSError as error:  # another export took the name meanwhile
-                if (there := find_finished(output, recipe)) is None:
+                if (there := find_finished(output, origin.recipe)) is None:
                     raise no_room(error, output) from error
                 card = there
     sys.stderr.write(readable(output, card))
     return msgspec.to_builtins(card)
 
 
-def _make(folder: Path, checkpoint: Path, recipe: dict[str, Any], watch: Stopwatch) -> Card:
+def _make(folder: Path, origin: Origin, watch: Stopwatch) -> Card:
     """Writes the files, checks them, and writes the card last."""
     import torch
 
     from draftmill.export.layout import write_layout
     from draftmill.model.checkpoint import load_drafter
 
-    drafter = load_drafter(checkpoint)
-    step = step_of(checkpoint)
-    write_layout(folder, drafter, {"bfloat16": torch.bfloat16, "float32": torch.float32}[recipe["dtype"]])
-    write_atomically(folder / README_FILE, readme(drafter.shape, step).encode())
-    card = card_of(folder, recipe, step, drafter.shape, watch)
-    write_atomically(folder / CARD_FILE, canonical_json(card))
+    drafter = load_drafter(origin.checkpoint)
+    write_layout(folder, drafter, {"bfloat16": torch.bfloat16, "float32": torch.float32}[origin.recipe["dtype"]])
+    write_atomically(folder / README_FILE, readme(drafter.shape, origin).encode())
+    card = card_of(folder, origin, drafter.shape, watch)
+    write_atomically(folder / EXPORT_CARD_FILE, canonical_json(card))
     return card
 
 
-def _preview(settings: ExportSettings, checkpoint: Path, card: Card | None) -> dict[str, Any]:
-    files = sorted(path for path in checkpoint.iterdir() if path.is_file())
+def _preview(settings: ExportSettings, origin: Origin, card: Card | None) -> dict[str, Any]:
+    files = sorted(path for path in origin.checkpoint.iterdir() if path.is_file())
     left = [] if card else [settings.output]
     sys.stderr.write(
-        f"export reads {checkpoint}; {'nothing is left to make' if card else f'makes {settings.output}'}\n"
+        f"export reads {origin.checkpoint}; {'it is done' if card else f'{settings.output} is left to make'}\n"
     )
     return {
         "room": "export",
@@ -74,4 +71,5 @@ def _preview(settings: ExportSettings, checkpoint: Path, card: Card | None) -> d
         "inputs": [{"file": path.name, "bytes": path.stat().st_size} for path in files],
         "outputs": [settings.output],
         "left": left,
+        "done": card is not None,
     }

@@ -5,13 +5,12 @@ from typing import Any
 
 import msgspec
 
-from draftmill.contracts.cards import CARD_FILE, Card
+from draftmill.contracts.cards import CARD_FILE, EXPORT_CARD_FILE, Card
 from draftmill.contracts.errors import InputError
 from draftmill.storage.store import Store
 
 # In the order of the line.
 ROOMS = ("generate", "tokenize", "train", "evaluate", "export")
-EXPORT_CARD_FILE = "draftmill.json"
 METRICS_FILE = "metrics.jsonl"
 
 Metric = dict[str, Any]

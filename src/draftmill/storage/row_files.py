@@ -20,7 +20,7 @@ from draftmill.contracts.cards import InputFile
 from draftmill.contracts.errors import InputError, RecipeError, StorageError
 from draftmill.contracts.rows import JSONL_GZIP, JSONL_SUFFIXES, JSONL_ZSTD
 from draftmill.storage.fetch import SHA256, local_copy
-from draftmill.storage.store import is_there, open_store, sha256_of, split_url
+from draftmill.storage.store import find_store, sha256_of, split_url
 
 PARQUET = ".parquet"
 ROW_SUFFIXES = (*JSONL_SUFFIXES, PARQUET)
@@ -51,7 +51,7 @@ def find_row_file(url: str) -> RowFile:
     if not url.endswith(ROW_SUFFIXES):
         raise RecipeError(f"{url}: rows are read from {', '.join(ROW_SUFFIXES)} files")
     folder, name = split_url(url)
-    store = open_store(folder) if is_there(folder) else None
+    store = find_store(folder)
     listed = store.stat(name) if store else None
     if store is None or listed is None:
         raise InputError(f"{url}: no such file; name {', '.join(ROW_SUFFIXES)} files of rows")

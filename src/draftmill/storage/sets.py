@@ -14,6 +14,7 @@ import msgspec
 from draftmill.contracts.cards import (
     CARD_FILE,
     PLAN_FILE,
+    RECIPE_FILE,
     Card,
     InputFile,
     PartRecord,
@@ -187,7 +188,7 @@ def _refuse_another(store: Store, found: bytes, plan: Plan) -> None:
 
 def _is_a_mere_plan(store: Store) -> bool:
     """Whether nothing was made of the plan: its run was refused or failed at the start."""
-    return all(file.key in (PLAN_FILE, "recipe.json") for file in store.files())
+    return all(file.key in (PLAN_FILE, RECIPE_FILE) for file in store.files())
 
 
 def _difference(there: Plan, plan: Plan) -> str:

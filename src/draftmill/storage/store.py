@@ -240,6 +240,13 @@ def open_store(url: str, *, create: bool = False) -> Store:
 
     With `create` a local folder that does not exist is made.
     """
+    if (store := find_store(url, create=create)) is None:
+        raise RecipeError(f"{url}: no such folder (looked at {expanded(url).absolute()})")
+    return store
+
+
+def find_store(url: str, *, create: bool = False) -> Store | None:
+    """As `open_store`; None for a local folder that does not exist."""
     if url.startswith(OBJECT_SCHEMES):
         return Store(url.rstrip("/"), _object_store(url, _CLIENT))
     if "://" in url or url.startswith(_ONE_SLASH):
@@ -249,7 +256,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
         if folder.exists() and not folder.is_dir():
             raise RecipeError(f"{url} is a file; a folder is wanted here")
         if not folder.exists() and not create:
-            raise RecipeError(f"{url}: no such folder (looked at {folder})")
+            return None
         return Store(str(folder), LocalStore(folder, mkdir=True, automatic_cleanup=True))
     except (BaseError, OSError) as error:
         raise StorageError(f"{folder} cannot be made or opened: {why(error)}") from error

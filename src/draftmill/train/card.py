@@ -33,7 +33,6 @@ from draftmill.train.start import RANDOM, TARGET
 
 log = logging.getLogger(__name__)
 
-RECIPE_FILE = "recipe.json"
 # Where a run reads and writes, its memory, who does the work, what its gate allows and what is measured do not change
 # what it makes (but for the order of sums over several ranks, which is rounding).
 _NOT_IN_PLAN = {

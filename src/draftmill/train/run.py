@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from draftmill.contracts.cards import Plan, canonical_json
+from draftmill.contracts.cards import RECIPE_FILE, Plan, canonical_json
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.lock import sole_writer
 from draftmill.storage.models import locate
@@ -12,7 +12,7 @@ from draftmill.storage.patience import Patiently
 from draftmill.storage.provenance import Stopwatch
 from draftmill.storage.sets import SetWriter, open_set_writer
 from draftmill.train.advice import advise
-from draftmill.train.card import RECIPE_FILE, card_of, finished_card, plan_of, preview
+from draftmill.train.card import card_of, finished_card, plan_of, preview
 from draftmill.train.data import TrainingData, open_input, read_data
 from draftmill.train.keep import Checkpoints
 from draftmill.train.launch import start_ranks
