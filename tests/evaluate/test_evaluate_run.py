@@ -173,8 +173,11 @@ def test_two_outputs_one_on_an_object_store_hold_the_same(line, tmp_path, s3_url
 def test_a_dry_run_tells_what_is_left_and_writes_nothing(line, finished, tmp_path):
     told = run(settings(line, tmp_path / "none", dry_run=True))
     assert told["left"] == ["decoded-00000", "decoded-00001", "walked-00000"]
-    assert not (tmp_path / "none").exists()
-    assert run(settings(line, finished[0], dry_run=True))["left"] == []
+    assert not (tmp_path / "none").exists() and not told["done"]
+    told = run(settings(line, finished[0], dry_run=True))
+    assert (told["left"], told["done"]) == ([], True)
+    with pytest.raises(RecipeError, match="max_new_tokens was"):
+        run(settings(line, finished[0], max_new_tokens=NEW_TOKENS + 1, dry_run=True))
 
 
 def test_answers_that_are_not_the_targets_own_are_refused(line, tmp_path):

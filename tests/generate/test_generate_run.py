@@ -160,5 +160,5 @@ def test_rows_carry_what_the_target_wrote_and_the_card_accounts_for_every_line(
 def test_a_dry_run_tells_what_is_left_and_writes_nothing(target: Path, prompts: Path, tmp_path: Path) -> None:
     settings = GenerateSettings(**options(target, prompts, tmp_path / "out", workers=1), dry_run=True)
     told = run(settings)
-    assert (told["dry_run"], len(told["left"])) == (True, -(-(NUM_ROWS + 2) // 3))
+    assert (told["dry_run"], len(told["left"]), told["done"]) == (True, -(-(NUM_ROWS + 2) // 3), False)
     assert not (tmp_path / "out").exists()

@@ -6,7 +6,7 @@ import pytest
 
 from draftmill.contracts.cards import Card, InputFile, PartRecord, Plan, PlannedPart, make_card
 from draftmill.contracts.errors import RecipeError, StorageError
-from draftmill.storage.sets import SetWriter, missing_parts, open_set, open_set_writer
+from draftmill.storage.sets import SetWriter, look_at, open_set, open_set_writer
 from draftmill.storage.store import sha256_of
 
 PLAN = Plan(
@@ -119,14 +119,34 @@ def test_an_unfinished_foreign_or_missing_set_is_told_apart(tmp_path: Path) -> N
 
 
 def test_what_is_missing_is_told_without_writing(tmp_path: Path) -> None:
-    url = str(tmp_path / "set")
-    assert missing_parts([url], PLAN) == list(PLAN.parts)
+    url, absent = str(tmp_path / "set"), str(tmp_path / "absent")
+    assert look_at([url], PLAN).left == PLAN.parts
     assert not Path(url).exists()
+    writer = open_set_writer([url], PLAN)
+    writer.publish(record(0, b"a\n"), b"a\n")
+    standing = look_at([url], PLAN)
+    assert [part.name for part in standing.left] == ["part-00001"]
+    assert (standing.is_done, standing.words) == (False, "1 of 2 parts are left to make")
+    writer.publish(record(1, b"b\n"), b"b\n")
+    assert (look_at([url], PLAN).left, look_at([url], PLAN).is_done) == ((), False)
+    finish(writer)
+    assert (look_at([url], PLAN).is_done, look_at([url], PLAN).words) == (True, "done")
+    assert not look_at([url], PLAN, "what a room keeps beside").is_done
+    assert not look_at([url, absent], PLAN).is_done and not Path(absent).exists()
+
+
+def test_what_a_writer_would_refuse_is_refused_without_writing(tmp_path: Path) -> None:
+    url, absent, file = (str(tmp_path / name) for name in ("set", "absent", "file"))
     open_set_writer([url], PLAN).publish(record(0, b"a\n"), b"a\n")
-    assert [part.name for part in missing_parts([url], PLAN)] == ["part-00001"]
     other = Plan(room="generate", recipe={"max_new_tokens": 96}, inputs=PLAN.inputs, parts=PLAN.parts)
-    with pytest.raises(RecipeError, match="max_new_tokens was 64, is 96"):
-        missing_parts([url], other)
+    for urls in ([url], [absent, url]):
+        with pytest.raises(RecipeError, match="max_new_tokens was 64, is 96"):
+            look_at(urls, other)
+    Path(file).touch()
+    for wrong, says in ((file, "is a file; a folder is wanted"), ("foo://bar", "a URL is a local path")):
+        with pytest.raises(RecipeError, match=says):
+            look_at([wrong], PLAN)
+    assert not Path(absent).exists()
 
 
 def test_a_garbled_plan_is_no_plan_of_ours(tmp_path: Path) -> None:

@@ -242,8 +242,16 @@ def test_a_dry_run_tells_and_writes_nothing(tmp_path: Path, tokenizer: Path):
     source = write_rows(tmp_path / "in" / "a.jsonl", [row(i) for i in range(9)])
     told = run(completions.settings(tmp_path, source, tokenizer, part_bytes=400, dry_run=True))
     assert told["dry_run"] and told["left"][0] == "part-00000" and told["inputs"][0]["key"] == "a.jsonl"
-    assert not (tmp_path / "samples").exists()
+    assert not (tmp_path / "samples").exists() and not told["done"]
     assert msgspec.json.encode(told)
+    chosen = completions.settings(tmp_path, source, tokenizer, part_bytes=400)
+    run(chosen)
+    told = run(chosen.model_copy(update={"dry_run": True}))
+    assert (told["left"], told["done"]) == ([], True)
+    (tmp_path / "samples" / "state.json").unlink()
+    assert not run(chosen.model_copy(update={"dry_run": True}))["done"]
+    with pytest.raises(RecipeError, match="part_bytes was 400, is 500"):
+        run(chosen.model_copy(update={"dry_run": True, "part_bytes": 500}))
 
 
 def test_the_card_tells_what_is_in_the_set(tmp_path: Path, tokenizer: Path):

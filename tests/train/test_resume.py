@@ -1,6 +1,7 @@
 """A run that was stopped at any moment goes on and ends in the same bytes; a finished one gives its card at once."""
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -222,6 +223,34 @@ def test_a_dry_run_writes_nothing_and_says_what_is_left(folder: Path, capsys: py
     shown = run(settings(folder, folder / "dry", dry_run=True))
     assert not (folder / "dry").exists()
     assert (shown["left"], shown["inputs"]["samples"], shown["inputs"]["dropped"]) == ({"steps": NUM_STEPS}, SAMPLES, 1)
-    assert "left" in capsys.readouterr().err
-    finished = run(settings(folder, folder / "undisturbed", dry_run=True))
-    assert finished["left"] == {"steps": 0}
+    assert not shown["done"] and "left" in capsys.readouterr().err
+
+
+def test_a_dry_run_tells_a_finished_run_from_one_that_lacks_its_last_checkpoint_or_its_card(
+    folder: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    def told(*output: Path) -> tuple[int, bool]:
+        shown = run(settings(folder, *output, dry_run=True))
+        return shown["left"]["steps"], shown["done"]
+
+    output = shutil.copytree(undisturbed, tmp_path / "copy")
+    assert told(output) == (0, True)
+    assert told(output, tmp_path / "another") == (0, False)  # which is given what the first one holds
+    (output / "card.json").rename(output / "aside")
+    assert told(output) == (0, False)
+    (output / "aside").rename(output / "card.json")
+    (output / step_folder(NUM_STEPS) / MARKER_FILE).unlink()
+    assert told(output) == (2, False)
+
+
+def test_a_dry_run_refuses_what_the_run_refuses(folder: Path, undisturbed: Path, tmp_path: Path) -> None:
+    start, weightless = str(undisturbed), shutil.copytree(folder / "target", tmp_path / "weightless")
+    (weightless / "model.safetensors").write_bytes(b"cut")
+    for dry_run in (True, False):
+        with pytest.raises(RecipeError, match=r"lr was 0.002, is 0.001"):
+            run(settings(folder, tmp_path / "new", undisturbed, lr=1e-3, dry_run=dry_run))
+        narrower = settings(folder, tmp_path / "on", intermediate_size=32, init=start, dry_run=dry_run)
+        with pytest.raises(RecipeError, match=r"of another shape: intermediate_size 64 instead of 32"):
+            run(narrower.model_copy(update={"target": str(weightless)}))  # told from both configs alone
+    assert not list(tmp_path.rglob("checkpoints"))
+    assert not run(settings(folder, tmp_path / "on", init=start, dry_run=True))["done"]

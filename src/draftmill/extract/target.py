@@ -17,7 +17,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from draftmill.contracts.errors import InputError
@@ -67,6 +67,45 @@ class Ends:
 
 
 @dataclass(frozen=True)
+class Outline:
+    """A target as its configuration describes it, before any of its weights are there."""
+
+    config: PreTrainedConfig
+    """The text model's."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return int(self.config.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding table."""
+        return int(self.config.vocab_size)
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def rope_theta(self) -> float:
+        """Base of the rotary frequencies; InputError where the config names none, for a default would be a guess."""
+        found = (self.config.rope_parameters or {}).get("rope_theta")
+        if found is None:
+            raise InputError(
+                f"{self.config.name_or_path}: no rope_theta in rope_parameters {self.config.rope_parameters}; "
+                "write it into the target's config.json"
+            )
+        return float(found)
+
+    @property
+    def max_positions(self) -> int:
+        """Tokens in the target's window."""
+        return int(self.config.max_position_embeddings)
+
+
+@dataclass(frozen=True)
 class Target(Ends):
     """One loaded target; nothing in it takes gradients."""
 
@@ -86,19 +125,23 @@ class Target(Ends):
 
     @property
     def rope_theta(self) -> float:
-        """Base of the rotary frequencies; InputError where the config names none, for a default would be a guess."""
-        found = (self.config.rope_parameters or {}).get("rope_theta")
-        if found is None:
-            raise InputError(
-                f"{self.config.name_or_path}: no rope_theta in rope_parameters {self.config.rope_parameters}; "
-                "write it into the target's config.json"
-            )
-        return float(found)
+        """Base of the rotary frequencies."""
+        return Outline(self.config).rope_theta
 
     @property
     def max_positions(self) -> int:
         """Tokens in the target's window."""
-        return int(self.config.max_position_embeddings)
+        return Outline(self.config).max_positions
+
+
+def read_outline(folder: Path) -> Outline:
+    """The target in a Hugging Face folder as its config.json describes it; InputError where that makes no sense."""
+    read_config(folder)
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except _UNLOADABLE as error:
+        raise _unloadable(folder, error) from error
+    return Outline(config.get_text_config())
 
 
 def load_target(folder: Path, dtype: torch.dtype = torch.float32) -> Target:
@@ -111,11 +154,7 @@ def load_target(folder: Path, dtype: torch.dtype = torch.float32) -> Target:
             folder, dtype=dtype, local_files_only=True, output_loading_info=True
         )
     except _UNLOADABLE as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise InputError(
-            f"{folder} cannot be loaded as a causal language model ({reason}): look at its config.json, or fetch its "
-            "files again"
-        ) from error
+        raise _unloadable(folder, error) from error
     model, report = loaded
     # transformers fills what a checkpoint lacks with random numbers; such a target would train a drafter for nobody.
     if lacking := sorted(report["missing_keys"]):
@@ -125,6 +164,14 @@ def load_target(folder: Path, dtype: torch.dtype = torch.float32) -> Target:
     _refuse_unused_layers(folder, target, report["unexpected_keys"])
     unpack(model)
     return target
+
+
+def _unloadable(folder: Path, error: Exception) -> InputError:
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return InputError(
+        f"{folder} cannot be loaded as a causal language model ({reason}): look at its config.json, or fetch its "
+        "files again"
+    )
 
 
 def _refuse_unused_layers(folder: Path, target: Target, unused: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from draftmill.settings.generate import GenerateSettings
 from draftmill.settings.workers import usable_memory_bytes
 from draftmill.storage.models import CONFIG_FILE, fingerprint, locate, text_config, window_tokens
 from draftmill.storage.row_files import RowFile, find_row_files
-from draftmill.storage.sets import missing_parts
+from draftmill.storage.sets import Standing, look_at
 
 # Part of the plan: raised when the same prompts and settings come to give other rows.
 FORMAT = 3
@@ -132,17 +132,19 @@ def num_engines(blueprint: Blueprint, num_rows: int) -> int:
 def describe(blueprint: Blueprint) -> dict[str, Any]:
     """What a dry run tells, on stderr for people and as the return value for machines; nothing is written."""
     settings, found = blueprint.settings, blueprint.survey
-    names = {part.name for part in missing_parts(settings.output, blueprint.plan)}
+    standing = look_at(settings.output, blueprint.plan)
+    names = {part.name for part in standing.left}
     left = [span for span in found.spans if span.name in names]
-    num_left = sum(span.num_asked for span in left)
+    num_again = _num_asked_again(settings, standing)
+    num_left = sum(span.num_asked for span in left) + num_again
     if settings.endpoint:
         engines = f"{', '.join(settings.endpoint)}, where the target is {settings.served_name or settings.target!r}"
     else:
         engines = f"{num_engines(blueprint, num_left)} engines of the target in {blueprint.folder}"
     sys.stderr.write(
         f"generate reads {found.num_rows:,} rows of split {settings.split!r} from {len(found.files):,} files "
-        f"({sum(f.size for f in found.inputs):,} bytes); {len(left):,} of {len(found.spans):,} parts ({num_left:,} "
-        f"prompts) are left to answer in {', '.join(settings.output)}, by {engines}\n"
+        f"({sum(f.size for f in found.inputs):,} bytes); {', '.join(settings.output)}: {standing.words}"
+        f"{f'; {num_left:,} prompts are left to answer, by {engines}' if num_left else ''}\n"
     )
     return {
         "room": "generate",
@@ -151,4 +153,10 @@ def describe(blueprint: Blueprint) -> dict[str, Any]:
         "inputs": msgspec.to_builtins(found.inputs),
         "outputs": list(settings.output),
         "left": [span.name for span in left],
+        "done": standing.is_done and not num_again,
     }
+
+
+def _num_asked_again(settings: GenerateSettings, standing: Standing) -> int:
+    """Rows of a finished set that failed: a rerun asks for them, unless the set is to stay as it is."""
+    return 0 if standing.card is None or settings.keep_finished else sum(standing.card.content["failed"].values())

@@ -26,7 +26,7 @@ from draftmill.contracts.cards import (
 from draftmill.contracts.errors import RecipeError, StorageError
 from draftmill.storage.fetch import SHA256, local_copy
 from draftmill.storage.local import sweep_drafts
-from draftmill.storage.store import Store, is_there, open_store
+from draftmill.storage.store import Store, find_store, open_store
 
 T = TypeVar("T", Plan, PartRecord, Card)
 
@@ -159,22 +159,47 @@ def open_set_writer(urls: Sequence[str], plan: Plan) -> SetWriter:
     return writer
 
 
-def missing_parts(urls: Sequence[str], plan: Plan) -> list[PlannedPart]:
-    """Parts of `plan` that some output lacks still, told without writing; RecipeError as `open_set_writer` raises."""
-    found = look_at(urls, plan)
-    return list(plan.parts) if found is None else found.missing()
+@dataclass(frozen=True)
+class Standing:
+    """How far a plan has come in its outputs."""
+
+    plan: Plan
+    writer: SetWriter | None
+    """Of all outputs; None where one of them does not exist yet."""
+    left: tuple[PlannedPart, ...]
+    """Parts that some output lacks still."""
+    card: Card | None
+    """As `SetWriter.card` gives it: the set is complete."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is nothing to do, not even a card to write."""
+        return self.card is not None
+
+    @property
+    def words(self) -> str:
+        """As a dry run tells people."""
+        return "done" if self.is_done else f"{len(self.left):,} of {len(self.plan.parts):,} parts are left to make"
 
 
-def look_at(urls: Sequence[str], plan: Plan) -> SetWriter | None:
-    """What there is of `plan`, without writing anything; None where an output does not exist yet. RecipeError as
-    `open_set_writer` raises."""
-    if any(not is_there(url) for url in urls):
-        return None
-    stores = tuple(open_store(url) for url in urls)
-    for store in stores:
+def look_at(urls: Sequence[str], plan: Plan, *beside: str) -> Standing:
+    """How far `plan` has come, told without writing; RecipeError as `open_set_writer` raises.
+
+    `beside`: as `SetWriter.card` is told.
+    """
+    writer = find_set_writer(urls, plan)
+    if len(writer.stores) < len(urls):
+        return Standing(plan, None, plan.parts, None)
+    return Standing(plan, writer, tuple(writer.missing()), writer.card(*beside))
+
+
+def find_set_writer(urls: Sequence[str], plan: Plan) -> SetWriter:
+    """As `open_set_writer`, but nothing is made or written: outputs that do not exist yet are left out."""
+    writer = SetWriter(plan, tuple(store for store in map(find_store, urls) if store is not None))
+    for store in writer.stores:
         if (found := store.find(PLAN_FILE)) is not None:
             _refuse_another(store, found, plan)
-    return SetWriter(plan, stores)
+    return writer
 
 
 def _refuse_another(store: Store, found: bytes, plan: Plan) -> None:

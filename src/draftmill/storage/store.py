@@ -277,11 +277,6 @@ def _object_store(url: str, client: ClientConfig) -> ObjectStore:
         raise RecipeError(f"{url} names no bucket that can be opened: {why(error)}") from error
 
 
-def is_there(url: str) -> bool:
-    """Whether the URL can be listed without making anything: a local folder that exists, or any object store."""
-    return url.startswith(OBJECT_SCHEMES) or expanded(url).is_dir()
-
-
 def _s3_options() -> S3Config:
     """Endpoint and region as the AWS tools read them; credentials obstore reads from the environment itself."""
     options: S3Config = {}

@@ -1,11 +1,8 @@
 """The plan of a tokenized set: the settings and files its bytes depend on, frozen before the first part is made."""
 
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from draftmill.chat.borders import find_borders
 from draftmill.chat.chat import Chat, open_chat
@@ -16,8 +13,6 @@ from draftmill.settings.recipes import refuse_unknown
 from draftmill.settings.tokenize import TokenizeSettings
 from draftmill.storage.local import expanded
 from draftmill.storage.models import locate
-from draftmill.storage.sets import look_at
-from draftmill.tokenize.ledger import unmade
 from draftmill.tokenize.pieces import PartInputs, cut_parts
 from draftmill.tokenize.rows import RowMakerSpec
 from draftmill.tokenize.source import Source, open_source
@@ -110,35 +105,3 @@ def _recipe(settings: TokenizeSettings, chat: Chat, source: Source) -> dict[str,
         "special_tokens": chat.special_tokens,
         "input_plan": source.card.get("plan"),
     }
-
-
-def describe(blueprint: Blueprint) -> dict[str, Any]:
-    """What a dry run tells, on stderr for people and as the return value for machines; nothing is written."""
-    settings = blueprint.settings
-    ours = [part.name for number, part in enumerate(blueprint.plan.parts) if settings.makes(number)]
-    open_parts = _open_parts(blueprint)
-    left = [name for name in ours if name in open_parts]
-    files = blueprint.source.files
-    sys.stderr.write(
-        f"tokenize reads {len(files):,} files ({sum(f.size for f in files):,} bytes) of {blueprint.source.store.url} "
-        f"with the tokenizer in {blueprint.rows.tokenizer}; {len(left):,} of {len(ours):,} parts"
-        f"{' of shard ' + settings.shard if settings.shard else ''} are left to make in {', '.join(settings.output)}, "
-        f"{settings.workers} at a time\n"
-    )
-    return {
-        "room": "tokenize",
-        "dry_run": True,
-        "recipe": settings.model_dump(mode="json"),
-        "inputs": msgspec.to_builtins(files),
-        "outputs": list(settings.output),
-        "left": left,
-    }
-
-
-def _open_parts(blueprint: Blueprint) -> set[str]:
-    """Parts that some output lacks still; where several runs share the work, those that nobody has made."""
-    there = look_at(blueprint.settings.output, blueprint.plan)
-    if there is None:
-        return {part.name for part in blueprint.plan.parts}
-    missing = there.missing()
-    return set(unmade(missing, there.sizes()) if blueprint.settings.shard else (part.name for part in missing))

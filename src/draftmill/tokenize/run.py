@@ -15,7 +15,8 @@ from draftmill.tokenize.engines import num_tasks, start
 from draftmill.tokenize.jsonl import write_jsonl
 from draftmill.tokenize.ledger import ROWS
 from draftmill.tokenize.making import make_missing
-from draftmill.tokenize.plan import Blueprint, describe, draw_up
+from draftmill.tokenize.plan import Blueprint, draw_up
+from draftmill.tokenize.preview import preview
 
 # A second round makes what another run, that lost this folder to ours, overwrote before it noticed.
 _ROUNDS = 2
@@ -26,7 +27,7 @@ def run(settings: TokenizeSettings) -> dict[str, Any]:
     watch = Stopwatch()
     blueprint = draw_up(settings)
     if settings.dry_run:
-        return describe(blueprint)
+        return preview(blueprint)
     writer = open_set_writer(settings.output, blueprint.plan)
     card = writer.card(*beside(writer.plan))
     if card is None:

@@ -1,11 +1,9 @@
-"""What a run says of itself: its plan before it starts, a preview of the work left, its card when it is done."""
+"""What a run says of itself: its plan before it starts, its card when it is done."""
 
 import logging
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import msgspec
 
@@ -16,17 +14,15 @@ from draftmill.storage.checkpoints import (
     WEIGHTS_FILE,
     Marker,
     find_checkpoint,
-    find_marker,
     holds_checkpoint,
     step_folder,
-    steps_on,
 )
 from draftmill.storage.fetch import SHA256
 from draftmill.storage.growing import GrowingSet
 from draftmill.storage.models import fingerprint
 from draftmill.storage.provenance import Stopwatch, provenance
 from draftmill.storage.sets import SetWriter
-from draftmill.storage.store import is_there, open_store, sha256_of
+from draftmill.storage.store import sha256_of
 from draftmill.train.data import TrainingData
 from draftmill.train.logbook import Logbook
 from draftmill.train.start import RANDOM, TARGET
@@ -69,45 +65,6 @@ def _start_of(settings: TrainSettings) -> str:
     if settings.init in (RANDOM, TARGET):
         return settings.init
     return sha256_of(find_checkpoint(settings.init) / WEIGHTS_FILE)
-
-
-def preview(settings: TrainSettings, plan: Plan, data: TrainingData) -> dict[str, Any]:
-    """What `--dry-run` shows, also on stderr; writes nothing."""
-    data.gated.tell_window()
-    done = _steps_done(settings, plan)
-    parts = data.samples.parts
-    num_there = next((i for i in range(parts.num_parts) if parts.find(i) is None), parts.num_parts)
-    found = data.gated.first(num_there)
-    shown = {
-        "room": "train",
-        "dry_run": True,
-        "recipe": settings.model_dump(mode="json"),
-        "inputs": {
-            "planned_parts": parts.num_parts,
-            "parts": num_there,
-            "bytes": sum(parts.part(i).file.size for i in range(num_there)),
-            "samples": len(found.kept),
-            "dropped": len(found.dropped),
-            "cut": found.num_cut,
-            "tokens": found.num_tokens,
-        },
-        "outputs": {"urls": list(settings.output), "mask_id": data.mask_id, "num_steps": data.num_steps},
-        "left": {"steps": data.num_steps - done},
-    }
-    lines = [f"{key}: {msgspec.json.encode(value).decode()}" for key, value in shown.items()]
-    sys.stderr.write("\n".join(lines) + "\n")
-    return shown
-
-
-def _steps_done(settings: TrainSettings, plan: Plan) -> int:
-    """The newest step that every output holds a marked checkpoint of."""
-    if not all(is_there(url) for url in settings.output):
-        return 0
-    done = []
-    for store in map(open_store, settings.output):
-        markers = [find_marker(store, step) for step in steps_on(store)]
-        done.append({marker.step for marker in markers if marker is not None and marker.plan == plan.hash})
-    return max(set.intersection(*done), default=0)
 
 
 def card_of(plan: Plan, data: TrainingData, logbook: Logbook, watch: Stopwatch) -> Card:

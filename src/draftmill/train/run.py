@@ -12,13 +12,15 @@ from draftmill.storage.patience import Patiently
 from draftmill.storage.provenance import Stopwatch
 from draftmill.storage.sets import SetWriter, open_set_writer
 from draftmill.train.advice import advise
-from draftmill.train.card import card_of, finished_card, plan_of, preview
+from draftmill.train.card import card_of, finished_card, plan_of
 from draftmill.train.data import TrainingData, open_input, read_data
 from draftmill.train.keep import Checkpoints
 from draftmill.train.launch import start_ranks
 from draftmill.train.layout import layout_of, started_ranks
+from draftmill.train.preview import preview
 from draftmill.train.ranks import joined
 from draftmill.train.roles import Job, take_part
+from draftmill.train.start import check_init
 from draftmill.train.trackers import check_trackers
 
 
@@ -30,7 +32,7 @@ def run(settings: TrainSettings) -> dict[str, Any]:
     parts = open_input(settings)
     plan = plan_of(settings, parts, folder)
     if settings.dry_run:
-        return preview(settings, plan, read_data(settings, parts, folder))
+        return preview(settings, plan, parts, folder)
     layout = layout_of(settings)
     if layout.world > 1 and started_ranks() is None:
         with sole_writer(settings.output):  # until then; rank 0 holds it from its own start on
@@ -43,6 +45,7 @@ def run(settings: TrainSettings) -> dict[str, Any]:
         data = read_data(settings, parts, folder)
         if writer is not None:
             writer.publish_file(RECIPE_FILE, canonical_json(settings.model_dump()))
+            check_init(settings, folder, data.mask_id)
             advise(settings, ranks, folder)
             data.gated.tell_window()
         checkpoints = None if writer is None else _checkpoints(settings, plan, data, writer)

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from draftmill.contracts.errors import RecipeError
 from draftmill.contracts.taps import chosen_tap_ids
 from draftmill.extract.quantized import is_plain_float
-from draftmill.extract.target import Target
+from draftmill.extract.target import Outline, Target, read_outline
 from draftmill.model.checkpoint import load_drafter
 from draftmill.model.drafter import Drafter
 from draftmill.model.shape import FULL, SLIDING, DrafterShape
 from draftmill.settings.train import TrainSettings
 from draftmill.settings.workers import total_memory_bytes
 from draftmill.storage.checkpoints import find_checkpoint
+from draftmill.storage.models import CONFIG_FILE, read_config
 
 # Engines' attention kernels for drafters end here; a target beyond it (Qwen3.6: 256) must not be copied.
 MAX_COPIED_HEAD_DIM = 128
@@ -42,12 +43,12 @@ _FREE = {"max_positions"}
 _COPIED_IF_THERE = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 
 
-def tap_ids_of(target: Target, settings: TrainSettings) -> tuple[int, ...]:
+def tap_ids_of(target: Target | Outline, settings: TrainSettings) -> tuple[int, ...]:
     """The target layers that are read: the recipe's, or `num_taps` spread evenly."""
     return chosen_tap_ids(settings.tap_ids, settings.num_taps, target.num_layers)
 
 
-def drafter_shape(target: Target, settings: TrainSettings, mask_id: int) -> DrafterShape:
+def drafter_shape(target: Target | Outline, settings: TrainSettings, mask_id: int) -> DrafterShape:
     """The drafter's shape: hidden size, vocabulary and rope theta are the target's, heads by the rule of `_heads`.
 
     Rotary always spans the whole head: never partial, multi-axis or scaled as the target's may be.
@@ -74,7 +75,7 @@ def drafter_shape(target: Target, settings: TrainSettings, mask_id: int) -> Draf
     )
 
 
-def _heads(target: Target) -> tuple[int, int, int]:
+def _heads(target: Target | Outline) -> tuple[int, int, int]:
     """Query heads, key-value heads and their channels: the target's, where its heads are no wider than a drafter's.
 
     Else heads of 128 channels, the largest power of two of them that the hidden size holds, four to a key-value head:
@@ -89,7 +90,7 @@ def _heads(target: Target) -> tuple[int, int, int]:
     return num_heads, max(1, num_heads // HEADS_PER_KV_HEAD), MAX_COPIED_HEAD_DIM
 
 
-def _intermediate_size(target: Target) -> int:
+def _intermediate_size(target: Target | Outline) -> int:
     """The target's own; a mixture of experts without a dense layer gets three times the hidden size, as Qwen3 has."""
     return target.config.to_dict().get("intermediate_size") or DENSE_RATIO * target.hidden_size
 
@@ -126,18 +127,31 @@ def _num_weights(shape: DrafterShape, num_layers: int) -> int:
     return sum(parameter.numel() for parameter in drafter.parameters())
 
 
+def check_init(settings: TrainSettings, folder: Path, mask_id: int) -> None:
+    """RecipeError where the drafter to go on from is of another shape than one for the target in `folder`, as far as
+    the config.json files of both tell, before either is loaded."""
+    if settings.init not in (RANDOM, TARGET):
+        init = find_checkpoint(settings.init)
+        found = DrafterShape.from_config(read_config(init), str(init / CONFIG_FILE))
+        _refuse_another_shape(init, found, drafter_shape(read_outline(folder), settings, mask_id))
+
+
 def continued(shape: DrafterShape, folder: Path) -> Drafter:
     """The drafter in `folder`, to be trained further; RecipeError naming what differs from the shape asked for."""
     drafter = load_drafter(folder).float().train().requires_grad_(True)
-    found, wanted = asdict(drafter.shape), asdict(shape)
+    _refuse_another_shape(folder, drafter.shape, shape)
+    drafter.shape = shape
+    return drafter
+
+
+def _refuse_another_shape(folder: Path, there: DrafterShape, shape: DrafterShape) -> None:
+    found, wanted = asdict(there), asdict(shape)
     differing = [f"{k} {found[k]} instead of {wanted[k]}" for k in wanted if found[k] != wanted[k] and k not in _FREE]
     if differing:
         raise RecipeError(
             f"--init {folder}: the drafter there is of another shape: {'; '.join(differing)}; set these, or start at "
             "random"
         )
-    drafter.shape = shape
-    return drafter
 
 
 def randomize(drafter: Drafter, seed: int) -> None:
