@@ -13,6 +13,7 @@ from draftmill.storage.checkpoints import (
     find_marker,
     put_checkpoint,
     read_checkpoint,
+    refuse_blocked,
     remove_checkpoints,
     step_folder,
     steps_on,
@@ -114,8 +115,24 @@ def test_what_is_no_checkpoint_among_them_is_left_alone(tmp_path: Path) -> None:
     (place / "step-00000009").mkdir()
     sweep_checkpoints(store)
     assert {path.name for path in place.iterdir()} == {".DS_Store", "step-00000005", "step-00000007", "link"}
-    (place / "link").unlink()
     assert find_checkpoint(str(tmp_path)) == tmp_path / step_folder(5)
+    assert steps_on(store) == [5]
+    remove_checkpoints(store, [5])
+    assert not (place / "step-00000005").exists() and (place / "link").is_symlink()
+
+
+@pytest.mark.parametrize("what", ["a link to nothing", "no folder"])
+def test_what_stands_in_a_checkpoints_place_is_named_before_any_is_written(tmp_path: Path, what: str) -> None:
+    store = run_with(str(tmp_path), 5)
+    (tmp_path / "checkpoints" / ".DS_Store").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / step_folder(6)).symlink_to(tmp_path / "elsewhere")
+    refuse_blocked(store)
+    refuse_blocked(run_with(str(tmp_path / "new")))
+    place = tmp_path / step_folder(7)
+    place.symlink_to("nowhere") if what == "a link to nothing" else place.touch()
+    with pytest.raises(StorageError, match=f"step-00000007 is {what}.*remove or rename it"):
+        refuse_blocked(store)
 
 
 def test_removed_checkpoints_are_gone_and_the_others_stand(tmp_path: Path) -> None:

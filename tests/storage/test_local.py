@@ -39,6 +39,16 @@ def test_a_dangling_link_is_named(tmp_path: Path):
         list_folder(tmp_path)
 
 
+def test_what_is_no_file_is_passed_over_where_only_files_of_ours_are_looked_for(tmp_path: Path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "ours").write_bytes(b"abc")
+    (tmp_path / "checkpoints" / "latest").symlink_to("nowhere")
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / os.fsdecode(b"\xff")).write_bytes(b"x")
+    assert {k: v for k, v in open_store(str(tmp_path)).sizes().items() if k.isascii()} == {"checkpoints/ours": 3}
+
+
 def test_any_change_of_a_file_shows_in_its_version(tmp_path: Path):
     path, seen = tmp_path / "a", []
     path.write_bytes(b"abc")

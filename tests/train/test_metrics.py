@@ -2,7 +2,9 @@
 
 import resource
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -91,34 +93,53 @@ def test_a_step_without_a_block_has_figures_all_the_same() -> None:
     assert record["slot_accuracy"] == [None] * (BLOCK - 1)
 
 
+def line_of(step: int, loss: float | None = 0.5) -> dict[str, Any]:
+    """What a step's line has at least."""
+    return {"step": step, "loss": loss, "acceptance": 1.5, "slot1_accuracy": 0.25}
+
+
+def encoded(*lines: dict[str, Any]) -> bytes:
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
 def test_a_log_taken_up_again_holds_every_step_once(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     first = MetricsLog((store,), 0)
     for step in (1, 2, 3):
-        first.append({"step": step})
+        first.append(line_of(step))
     with (tmp_path / METRICS_FILE).open("ab") as stream:
         stream.write(b'{"step": 4, "lo')
     again = MetricsLog((store,), 2)
-    again.append({"step": 3})
+    again.append(line_of(3))
     assert [record["step"] for record in again.records()] == [1, 2, 3]
-    assert store.get(METRICS_FILE) == b'{"step":1}\n{"step":2}\n{"step":3}\n'
+    assert store.get(METRICS_FILE) == encoded(line_of(1), line_of(2), line_of(3))
 
 
 def test_a_log_that_others_wrote_to_holds_every_step_once_and_nothing_else(tmp_path: Path) -> None:
-    lines = [b'{"step":1}', b"hello", b'{"step":2,"loss":1}', b"[1]", b'{"a":1}', b'{"step":2,"loss":2}', b"\xff", b""]
-    (tmp_path / METRICS_FILE).write_bytes(b"\n".join(lines) + b'\n{"step":0}\n{"step":1,"loss":3}\n')
+    strange = b'hello\n[1]\n{"a":1}\n\xff\n\n{"step":1}\n{"step":2,"loss":"low","acceptance":1,"slot1_accuracy":1}\n'
+    lines = encoded(line_of(1), line_of(2, 1.0), line_of(2, None)) + strange + encoded(line_of(0), line_of(1, 3.0))
+    (tmp_path / METRICS_FILE).write_bytes(lines)
     log = MetricsLog((open_store(str(tmp_path)),), 2)
-    assert log.records() == [{"step": 1, "loss": 3}, {"step": 2, "loss": 2}]
+    assert log.records() == [line_of(1, 3.0), line_of(2, None)]
+
+
+@pytest.mark.parametrize("figure", ["loss", "acceptance", "slot1_accuracy"])
+def test_a_line_that_lacks_a_figure_is_no_steps(tmp_path: Path, figure: str) -> None:
+    cut = {name: value for name, value in line_of(2).items() if name != figure}
+    (tmp_path / METRICS_FILE).write_bytes(encoded(line_of(1), cut, line_of(3)))
+    log = MetricsLog((open_store(str(tmp_path)),), 3)
+    assert log.last(9) == [line_of(1), line_of(3)]
+    assert (tmp_path / METRICS_FILE).read_bytes() == encoded(line_of(1), line_of(3))
 
 
 def test_a_disk_without_room_for_a_line_is_told(tmp_path: Path) -> None:
     log = MetricsLog((open_store(str(tmp_path)),), 0)
-    log.append({"step": 1})
+    log.append(line_of(1))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(log.whole) + 9, before[1]))
     try:
         with pytest.raises(StorageError, match=r"metrics\.jsonl cannot be written: File too large; free some space"):
-            log.append({"step": 2})
+            log.append(line_of(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert MetricsLog((open_store(str(tmp_path)),), 2).records() == [{"step": 1}]
+    assert MetricsLog((open_store(str(tmp_path)),), 2).records() == [line_of(1)]

@@ -95,6 +95,27 @@ def test_a_run_put_back_to_any_checkpoint_ends_in_the_same_bytes(folder: Path, u
         assert metrics(again) == metrics(undisturbed)
 
 
+def test_what_others_left_beside_checkpoints_and_in_the_log_stops_no_rerun(
+    folder: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    again = shutil.copytree(undisturbed, tmp_path / "again")
+    for gone in (again / step_folder(14) / MARKER_FILE, again / "card.json"):
+        gone.unlink()
+    (again / "checkpoints" / "latest").symlink_to("nowhere")
+    (again / "wandb-latest").symlink_to("nowhere")
+    (again / "checkpoints" / "notes.txt").touch()
+    with (again / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step":3}\n{"step":12}\n')
+    card = run(settings(folder, again))
+    assert {k: v for k, v in checkpoint_bytes(again).items() if k != "notes.txt"} == checkpoint_bytes(undisturbed)
+    assert metrics(again) == metrics(undisturbed)
+    assert run(settings(folder, again)) == card  # the finished run is looked at with all of it still there
+    (again / step_folder(11)).symlink_to("nowhere")
+    (again / "card.json").unlink()
+    with pytest.raises(StorageError, match="step-00000011 is a link to nothing"):
+        run(settings(folder, again))
+
+
 def test_a_process_interrupted_and_then_killed_ends_in_the_same_bytes(folder: Path, undisturbed: Path) -> None:
     output = folder / "killed"
     command = train_command(settings(folder, output))

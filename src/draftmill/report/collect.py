@@ -45,7 +45,7 @@ class RunStory:
 
 def collect(store: Store) -> RunStory:
     """Reads every card below the store's folder; InputError where there is none."""
-    keys = [file.key for file in store.files()]
+    keys = sorted(store.sizes())
     cards = [key for key in keys if key.rsplit("/", 1)[-1] in (CARD_FILE, EXPORT_CARD_FILE)]
     found = [Found(key.rpartition("/")[0], _card(store, key)) for key in cards]
     found.sort(key=lambda f: (ROOMS.index(f.card.room) if f.card.room in ROOMS else len(ROOMS), f.folder))

@@ -65,8 +65,22 @@ def put_checkpoint(stores: tuple[Store, ...], step: int, plan: str, files: dict[
 
 def steps_on(store: Store) -> list[int]:
     """Steps of the folders that stand in a run, complete or not, ascending."""
-    found = (_FOLDER.match(file.key) for file in store.files())
+    found = map(_FOLDER.match, store.sizes())
     return sorted({int(match[1]) for match in found if match})
+
+
+def refuse_blocked(store: Store) -> None:
+    """StorageError where something else stands in a local run where a checkpoint's folder belongs: it could not be
+    written there, hours later, nor read from a disk that is not mounted.
+    """
+    place = store.folder and store.folder / CHECKPOINTS
+    for path in sorted(place.iterdir()) if place and place.is_dir() else ():
+        if _FOLDER.match(f"{CHECKPOINTS}/{path.name}/") and not path.is_dir():
+            what = "a link to nothing" if path.is_symlink() and not path.exists() else "no folder"
+            raise StorageError(
+                f"{path} is {what}, and a checkpoint's folder belongs there: remove or rename it, or mount what it "
+                "leads to, and run the same command again"
+            )
 
 
 def find_marker(store: Store, step: int) -> Marker | None:
@@ -114,10 +128,10 @@ def sweep_checkpoints(store: Store) -> None:
 
 def remove_checkpoints(store: Store, steps: list[int]) -> None:
     """Removes the folders of these steps, markers first, so that a folder cut half-way is no checkpoint any more."""
-    listing = store.files()
+    listing = store.sizes()
     for step in steps:
         folder = f"{step_folder(step)}/"
-        keys = [file.key for file in listing if file.key.startswith(folder)]
+        keys = [key for key in listing if key.startswith(folder)]
         store.delete(sorted(keys, key=lambda key: key != folder + MARKER_FILE))
 
 

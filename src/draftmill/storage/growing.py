@@ -100,7 +100,7 @@ class GrowingSet:
                 f"{self.store.url}/{PLAN_FILE} is another plan than when reading began: that set was replaced; give "
                 "each set its own folder"
             )
-        there = {file.key for file in self._ask(self.store.files)}
+        there = self._ask(self.store.sizes)
         count = sum(record_file(part.name) in there for part in self.plan.parts)
         return f"{count:,} of {self.num_parts:,} parts are there"
 

@@ -22,6 +22,7 @@ _DRAFT = ".tmp-"
 _IS_DRAFT = re.compile(r"\.tmp-[^/]+-[0-9]+$")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP)
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def expanded(name: str) -> Path:
@@ -41,17 +42,39 @@ def list_folder(folder: Path) -> list[InputFile]:
     Linked folders are followed, each once. StorageError for what cannot be listed, and for what is no file (a pipe).
     """
     found = []
-    for place, names in _places(folder):
-        for path in (Path(place, name) for name in names if not is_draft(name) and name != LOCK_FILE):
-            key = _sayable(path.relative_to(folder).as_posix(), folder)
-            if not stat.S_ISREG(_stat(path).st_mode):
-                raise StorageError(f"{path} is neither a file nor a folder; remove it, or name another folder")
-            found.append(InputFile(key=key, size=_stat(path).st_size, identity=version_of(path)))
+    for path in _entries(folder):
+        key = _sayable(path.relative_to(folder).as_posix(), folder)
+        if not stat.S_ISREG(_stat(path).st_mode):
+            raise StorageError(f"{path} is neither a file nor a folder; remove it, or name another folder")
+        found.append(InputFile(key=key, size=_stat(path).st_size, identity=version_of(path)))
     return sorted(found, key=lambda file: file.key)
 
 
+def sizes_in(folder: Path) -> dict[str, int]:
+    """Bytes of every file below `folder`, by key. What is no file (a link to nothing, a pipe) is not there: nobody who
+    writes a set or a run has made it, and nothing of theirs is lost with it.
+    """
+    found = {}
+    for path in _entries(folder):
+        try:
+            status = path.stat()
+        except OSError as error:
+            if error.errno not in _NOTHING_THERE:
+                raise StorageError(f"{path} cannot be read: {reason(error)}") from error
+            continue
+        if stat.S_ISREG(status.st_mode):
+            found[path.relative_to(folder).as_posix()] = status.st_size
+    return found
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """Everything below `folder` but folders, drafts and its lock."""
+    for place, names in _places(folder):
+        yield from (Path(place, name) for name in names if not is_draft(name) and name != LOCK_FILE)
+
+
 def _places(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """Every folder from `folder` down, and the files in it."""
+    """Every folder from `folder` down, and what else is in it."""
     seen = set[str]()
     for place, folders, names in os.walk(folder, onerror=_cannot_list, followlinks=True):
         folders.sort()

@@ -213,7 +213,7 @@ def _refuse_another(store: Store, found: bytes, plan: Plan) -> None:
 
 def _is_a_mere_plan(store: Store) -> bool:
     """Whether nothing was made of the plan: its run was refused or failed at the start."""
-    return all(file.key in (PLAN_FILE, RECIPE_FILE) for file in store.files())
+    return store.sizes().keys() <= {PLAN_FILE, RECIPE_FILE}
 
 
 def _difference(there: Plan, plan: Plan) -> str:

@@ -31,6 +31,7 @@ from draftmill.storage.local import (
     list_folder,
     place,
     read_file,
+    sizes_in,
     stat_file,
     write_atomically,
     write_new,
@@ -78,7 +79,9 @@ class Store:
         return _listed(self) if self.folder is None else list_folder(self.folder)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of every object below the URL, by key."""
+        """Bytes of every object below the URL, by key; what stands in a local folder and is no file is passed over."""
+        if self.folder is not None:
+            return sizes_in(self.folder)
         return {file.key: file.size for file in self.files()}
 
     def stat(self, key: str) -> InputFile | None:

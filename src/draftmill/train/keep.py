@@ -23,6 +23,7 @@ from draftmill.storage.checkpoints import (
     holds_checkpoint,
     put_checkpoint,
     read_checkpoint,
+    refuse_blocked,
     remove_checkpoints,
     steps_on,
     sweep_checkpoints,
@@ -63,6 +64,8 @@ class Checkpoints:
 
     def start(self, run: RunState) -> None:
         """Puts `run` where its newest checkpoint stands; a new run gets its first one."""
+        for store in self.stores:
+            refuse_blocked(store)
         if not self.resume(run):
             places = ", ".join(store.url for store in self.stores)
             log.info("a new run of %s steps: its first weights are written to %s", f"{self.num_steps:,}", places)

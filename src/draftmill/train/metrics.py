@@ -253,6 +253,9 @@ def _lines_until(data: bytes, step: int) -> list[bytes]:
 
 
 class _Line(msgspec.Struct):
-    """What a line is known by."""
+    """What a step's line has at least: without figures it is no step's."""
 
     step: int
+    loss: float | None
+    acceptance: float
+    slot1_accuracy: float
