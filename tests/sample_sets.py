@@ -2,11 +2,13 @@
 
 import io
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 
 from draftmill.contracts.cards import PartRecord, Plan, PlannedPart, make_card, part_name
+from draftmill.contracts.errors import DataGateError
 from draftmill.contracts.samples import SAMPLE_SCHEMA
 from draftmill.storage.growing import GrowingSet, open_growing
 from draftmill.storage.patience import Patiently
@@ -46,6 +48,11 @@ class Producer:
                 plan=plan.hash,
             )
             self._writer.publish(self._records[i], data)
+
+    def refuse(self, reason: str) -> None:
+        """Ends as a maker does whose gate refuses the set."""
+        with suppress(DataGateError), self._writer.telling_refusal():
+            raise DataGateError(reason)
 
     def finish(self) -> None:
         """Makes the parts that are missing, and the card."""

@@ -6,13 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from draftmill.contracts.errors import StorageError
+from draftmill.contracts.errors import DataGateError, StorageError
 from draftmill.storage.patience import Patiently
 from draftmill.storage.waiting import StalledError
 from sample_sets import GivenSample, Producer, open_samples
 from storage.unruly_proxy import GONE, WELL_BEHAVED, UnrulyProxy
 
 SAMPLES: list[GivenSample] = [(f"s{i}", [2, 3, 4, i], [True] * 4) for i in range(8)]
+
+
+class Ticks:
+    """A clock that goes on by so many seconds whenever it is looked at."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._now_s = 0.0
+
+    def __call__(self) -> float:
+        self._now_s += self._every_s
+        return self._now_s
 
 
 def identities(url: str | Path, limit_s: float = 0) -> list[str]:
@@ -49,6 +61,22 @@ def test_a_maker_that_has_stopped_is_told_with_what_is_there(tmp_path: Path) -> 
     growing = open_samples(tmp_path)
     with pytest.raises(StalledError, match=r"card\.json of .* is awaited"):
         growing.complete()
+
+
+def test_a_set_that_its_gate_refuses_is_awaited_no_longer(tmp_path: Path) -> None:
+    producer = Producer(tmp_path, SAMPLES, "hash", num_parts=4)
+    producer.publish(0)
+    growing = open_samples(tmp_path, limit_s=600)
+    threading.Timer(0.3, producer.refuse, ["part-00001: too few"]).start()
+    growing.waiting.sleep = lambda _: time.sleep(0.01)
+    growing.waiting.clock = Ticks(every_s=5)
+    refused = "the gate of draftmill tokenize refused it: part-00001: too few"
+    with pytest.raises(DataGateError, match=refused):
+        growing.part(1)
+    with pytest.raises(DataGateError, match=refused):
+        open_samples(tmp_path)
+    producer.finish()
+    assert open_samples(tmp_path).was_finished
 
 
 def test_a_record_of_another_plan_is_a_leftover(tmp_path: Path) -> None:

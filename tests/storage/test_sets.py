@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from draftmill.contracts.cards import Card, InputFile, PartRecord, Plan, PlannedPart, make_card
-from draftmill.contracts.errors import RecipeError, StorageError
+from draftmill.contracts.errors import DataGateError, RecipeError, StorageError
 from draftmill.storage.sets import SetWriter, look_at, open_set, open_set_writer
 from draftmill.storage.store import sha256_of
 
@@ -116,6 +116,47 @@ def test_an_unfinished_foreign_or_missing_set_is_told_apart(tmp_path: Path) -> N
         open_set(str(tmp_path / "open"), "generate")
     with pytest.raises(StorageError, match="made by draftmill generate"):
         open_set(str(tmp_path / "open"), "tokenize")
+
+
+def refuse(writer: SetWriter, reason: str = "too few") -> None:
+    with pytest.raises(DataGateError, match=reason), writer.telling_refusal():
+        raise DataGateError(reason)
+
+
+def test_a_set_that_its_gate_refused_says_so_until_it_is_asked_again_or_finished(tmp_path: Path) -> None:
+    writer = open_set_writer([str(tmp_path)], PLAN)
+    writer.publish(record(0, b"a\n"), b"a\n")
+    refuse(writer)
+    with pytest.raises(
+        DataGateError, match="is unfinished, because the gate of draftmill generate refused it: too few"
+    ):
+        open_set(str(tmp_path), "generate")
+    refusal = tmp_path / "refused.json"
+    told = refusal.read_bytes()
+    for harmed in (b"{", b"[]", told.replace(PLAN.hash.encode(), b"0" * 64)):  # damaged, or of another plan
+        refusal.write_bytes(harmed)
+        with pytest.raises(StorageError, match="is unfinished: it has a plan but no card"):
+            open_set(str(tmp_path), "generate")
+    writer.forget_refusal()
+    assert not refusal.exists()
+    refuse(writer)
+    writer.publish(record(1, b"b\n"), b"b\n")
+    finish(writer)
+    assert not refusal.exists() and open_set(str(tmp_path), "generate")
+
+
+def test_a_set_whose_first_part_was_refused_gives_way_to_another_plan(tmp_path: Path) -> None:
+    writer = open_set_writer([str(tmp_path)], PLAN)
+    other = Plan(room="generate", recipe={"max_new_tokens": 96}, inputs=PLAN.inputs, parts=PLAN.parts)
+    (tmp_path / "part-00000.jsonl").write_bytes(b"looked at, and not let pass")
+    with pytest.raises(RecipeError, match="max_new_tokens was 64, is 96"):
+        open_set_writer([str(tmp_path)], other)
+    refuse(writer)
+    assert open_set_writer([str(tmp_path)], other).missing() == list(other.parts)
+    writer = open_set_writer([str(tmp_path)], PLAN)
+    writer.publish(record(0, b"a\n"), b"a\n")
+    with pytest.raises(RecipeError, match="max_new_tokens was 64, is 96"):
+        open_set_writer([str(tmp_path)], other)
 
 
 def test_what_is_missing_is_told_without_writing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from draftmill.chat.chat import Chat, open_chat
 from draftmill.contracts.cards import PartRecord, Plan, PlannedPart, make_card
 from draftmill.contracts.errors import DataGateError, InputError, RecipeError, StorageError
 from draftmill.settings.inspect import InspectSettings
-from draftmill.storage.sets import SetWriter, open_set_writer
+from draftmill.storage.sets import SetWriter, open_set, open_set_writer
 from draftmill.storage.store import sha256_of
 from draftmill.tokenize.inspect import run as inspect
 from draftmill.tokenize.pieces import shard_bytes
@@ -228,14 +228,85 @@ def test_the_gate_stops_a_part_before_it_is_published(tmp_path: Path, tokenizer:
         run(chosen)
     assert (tmp_path / "samples" / "part-00000.json").exists()
     assert not (tmp_path / "samples" / "part-00001.json").exists()
+    with pytest.raises(DataGateError, match=r"(?s)gate of draftmill tokenize refused it.*part-00001.*exactly 2"):
+        open_set(chosen.output[0], "tokenize")
 
     meant_so = completions.settings(
         tmp_path, source.parent, tokenizer, part_bytes=part_bytes, max_spike_frac=1, max_duplicate_frac=1
     )
     assert run(meant_so)["content"]["samples"] == 60
+    assert open_set(chosen.output[0], "tokenize") and not (tmp_path / "samples" / "refused.json").exists()
 
 
 EMPTY = {"role": "assistant", "content": "x"}
+
+
+def test_a_set_that_the_gate_refused_can_be_looked_at_and_is_not_made_again(
+    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+):
+    bad = [{**row(i), "id": f"bad-{i}", "messages": [{"role": "user", "content": f"{i}"}, EMPTY]} for i in range(30)]
+    chosen = completions.settings(tmp_path, write_rows(tmp_path / "b.jsonl", [*bad, b"{"]), tokenizer)
+    with pytest.raises(DataGateError, match="exactly 2 supervised tokens"):
+        run(chosen)
+    shard = tmp_path / "samples" / "part-00000.arrow"
+    made = shard.stat().st_mtime_ns
+    capsys.readouterr()
+
+    look = InspectSettings(input=chosen.output[0])
+    seen = inspect(look)
+    assert (seen["samples"], seen["finished"]) == (30, False) and "exactly 2 supervised tokens" in seen["refused"]
+    told = capsys.readouterr().err
+    assert "was refused by its gate: the gate refuses part-00000" in told and "1 of 31 rows dropped" in told
+    assert inspect(look.model_copy(update={"row": 7, "tokenizer": str(tokenizer)}))["id"] == "bad-7"
+    with pytest.raises(DataGateError, match=r"(?s)the gate refuses .*samples.*exactly 2 supervised"):
+        inspect(look.model_copy(update={"gate": True}))
+
+    with pytest.raises(DataGateError, match="exactly 2 supervised tokens"):
+        run(chosen)
+    assert run(chosen.model_copy(update={"max_spike_frac": 1.0}))["content"]["samples"] == 30
+    assert shard.stat().st_mtime_ns == made
+    seen = inspect(look)
+    assert (seen["samples"], seen["finished"], seen["refused"]) == (30, True, None)
+
+
+def test_a_rerun_that_ends_before_its_gate_leaves_a_set_that_is_unfinished_and_not_refused(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rows = [{**row(i), "messages": [{"role": "user", "content": f"{i}"}, EMPTY]} for i in range(30)]
+    chosen = completions.settings(tmp_path, write_rows(tmp_path / "b.jsonl", rows), tokenizer)
+    with pytest.raises(DataGateError):
+        run(chosen)
+    assert (tmp_path / "samples" / "refused.json").exists()
+    monkeypatch.setenv("DRAFTMILL_CACHE", str(tmp_path / "b.jsonl"))  # no folder: nothing can be spooled
+    with pytest.raises(OSError, match=r"b\.jsonl"):
+        run(chosen)
+    assert not (tmp_path / "samples" / "refused.json").exists()
+
+
+def test_another_recipe_may_take_the_place_of_a_set_that_was_refused_at_its_first_part(tmp_path: Path, tokenizer: Path):
+    rows = [{**row(i), "messages": [{"role": "user", "content": f"{i}"}, EMPTY]} for i in range(30)]
+    chosen = completions.settings(tmp_path, write_rows(tmp_path / "b.jsonl", rows), tokenizer)
+    with pytest.raises(DataGateError):
+        run(chosen)
+    other = chosen.model_copy(update={"max_tokens": 24, "max_spike_frac": 1.0})
+    card = run(other)
+    assert card["content"]["recipe"]["max_tokens"] == 24
+    assert {s["id"] for s in _samples(tmp_path / "samples")} == {f"row-{i}" for i in range(30)}
+
+
+def test_a_set_that_is_merely_unfinished_is_looked_at_as_far_as_it_is_there(
+    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+):
+    source = write_rows(tmp_path / "a.jsonl", [row(i) for i in range(9)])
+    chosen = completions.settings(tmp_path, source, tokenizer, part_bytes=400)
+    whole = run(chosen)["content"]
+    for name in ("card.json", "part-00001.json", "part-00001.rows", "part-00001.arrow"):
+        (tmp_path / "samples" / name).unlink()
+    seen = inspect(InspectSettings(input=chosen.output[0]))
+    gone = whole["parts"][1]
+    assert (seen["samples"], seen["tokens"]) == (9 - gone["rows"], whole["tokens"] - gone["tokens"])
+    assert (seen["finished"], seen["refused"]) == (False, None)
+    assert "is unfinished" in capsys.readouterr().err
 
 
 def test_a_dry_run_tells_and_writes_nothing(tmp_path: Path, tokenizer: Path):

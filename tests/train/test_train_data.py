@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
-from draftmill.contracts.errors import EXIT_USAGE, RecipeError, StorageError
+from draftmill.contracts.errors import EXIT_REFUSED, EXIT_USAGE, DataGateError, RecipeError, StorageError
 from draftmill.settings.train import TrainSettings
 from draftmill.train.data import open_input
 from sample_sets import Producer, write_samples
@@ -31,6 +31,17 @@ def test_which_tokens_an_unfinished_set_will_hold_is_not_asked(tmp_path: Path) -
     Producer(tmp_path, [("a", [1, 2, 3], [True] * 3)], "hash", num_parts=1)
     with pytest.raises(RecipeError, match="set --loss-vocab all"):
         open_input(settings(tmp_path, num_steps=10, loss_vocab="seen"))
+
+
+def test_a_set_that_its_gate_refused_is_told_as_that_and_not_as_unfinished(tmp_path: Path) -> None:
+    making = Producer(tmp_path, [("a", [1, 2, 3], [True] * 3)], "hash", num_parts=1)
+    making.refuse("87.0% of 100 samples have exactly 6 supervised tokens")
+    for chosen in (settings(tmp_path), settings(tmp_path, num_steps=10)):
+        with pytest.raises(DataGateError, match=r"gate of draftmill tokenize refused it: 87\.0% of 100") as refused:
+            open_input(chosen)
+        assert refused.value.exit_code == EXIT_REFUSED
+    making.finish()
+    assert open_input(settings(tmp_path)).was_finished
 
 
 def test_a_folder_that_is_no_set_is_told_as_that(tmp_path: Path) -> None:

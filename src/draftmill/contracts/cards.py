@@ -13,6 +13,8 @@ import msgspec
 
 PLAN_FILE = "plan.json"
 CARD_FILE = "card.json"
+# Beside the plan of a set that its gate has refused, until it is made again.
+REFUSAL_FILE = "refused.json"
 # A training run's resolved settings, and the card inside an exported folder, where card.json would be an engine's.
 RECIPE_FILE = "recipe.json"
 EXPORT_CARD_FILE = "draftmill.json"
@@ -104,6 +106,13 @@ class PartRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Every data file of the part with its bytes."""
         aside = () if self.set_aside is None else ((self.set_aside.file, self.set_aside.bytes),)
         return ((self.file, self.bytes), *aside)
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Why the gate refused the set of a plan: what tells it from one that is only unfinished."""
+
+    plan: str
+    reason: str
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,13 +24,14 @@ def run(settings: GenerateSettings) -> dict[str, Any]:
     blueprint = draw_up(settings)
     if settings.dry_run:
         return describe(blueprint)
-    with open_desk(blueprint) as desk:
+    with open_desk(blueprint) as desk, desk.writer.telling_refusal():
         card = desk.finished() or _made(desk, watch)
     return msgspec.to_builtins(card)
 
 
 def _made(desk: Desk, watch: Stopwatch) -> Card:
     """The card, once every part is answered. A finished set stays one where no engine is there for its failed rows."""
+    desk.writer.forget_refusal()
     left = desk.left()
     if not any(part.num_asked for part in left):
         desk.close_unasked(left)

@@ -15,7 +15,7 @@ from typing import TypeVar
 from draftmill.contracts.cards import CARD_FILE, PLAN_FILE, Card, InputFile, Plan, record_file
 from draftmill.contracts.errors import StorageError
 from draftmill.storage.patience import Patiently
-from draftmill.storage.sets import card_at, part_file, plan_at, record_at
+from draftmill.storage.sets import card_at, part_file, plan_at, record_at, refuse_refused
 from draftmill.storage.store import Store, open_store
 from draftmill.storage.waiting import Errand, Waiting
 
@@ -94,12 +94,14 @@ class GrowingSet:
         return Errand(question).result(self.waiting.heed)
 
     def _life(self) -> str:
-        """How much of the set is there; StorageError where it is no longer the set that was opened."""
+        """How much of the set is there; StorageError where it is no longer the set that was opened, DataGateError where
+        its gate has refused it meanwhile."""
         if self._ask(partial(plan_at, self.store, self.plan.room)).hash != self.plan.hash:
             raise StorageError(
                 f"{self.store.url}/{PLAN_FILE} is another plan than when reading began: that set was replaced; give "
                 "each set its own folder"
             )
+        self._ask(partial(refuse_refused, self.store, self.plan))
         there = self._ask(self.store.sizes)
         count = sum(record_file(part.name) in there for part in self.plan.parts)
         return f"{count:,} of {self.num_parts:,} parts are there"
@@ -123,6 +125,10 @@ class GrowingSet:
 
 
 def open_growing(url: str, room: str, waiting: Waiting, patiently: Patiently) -> GrowingSet:
-    """The set at `url`, which `room` has made or is making; StorageError where there is no plan of that room."""
+    """The set at `url`, which `room` has made or is making; StorageError where there is no plan of that room,
+    DataGateError where its gate has refused it."""
     store = open_store(url)
-    return GrowingSet(store, plan_at(store, room), card_at(store), waiting, patiently)
+    plan, card = plan_at(store, room), card_at(store)
+    if card is None:
+        refuse_refused(store, plan)
+    return GrowingSet(store, plan, card, waiting, patiently)

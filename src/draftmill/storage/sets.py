@@ -4,7 +4,9 @@
 reads what a card names (never what a listing finds) and checks every part against its record.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,20 +17,24 @@ from draftmill.contracts.cards import (
     CARD_FILE,
     PLAN_FILE,
     RECIPE_FILE,
+    REFUSAL_FILE,
     Card,
     InputFile,
     PartRecord,
     Plan,
     PlannedPart,
+    Refusal,
     canonical_json,
     record_file,
 )
-from draftmill.contracts.errors import RecipeError, StorageError
+from draftmill.contracts.errors import DataGateError, RecipeError, StorageError
 from draftmill.storage.fetch import SHA256, local_copy
 from draftmill.storage.local import sweep_drafts
 from draftmill.storage.store import Store, find_store, open_store
 
 T = TypeVar("T", Plan, PartRecord, Card)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,24 @@ class SetWriter:
         for store in self.stores:
             store.put(name, data)
 
+    @contextmanager
+    def telling_refusal(self) -> Iterator[None]:
+        """What a gate refuses within is said beside the plan too, for whoever comes to read the set."""
+        try:
+            yield
+        except DataGateError as error:
+            try:
+                self.publish_file(REFUSAL_FILE, canonical_json(Refusal(plan=self.plan.hash, reason=str(error))))
+            except StorageError as unsaid:
+                log.warning("that the set was refused could not be written beside it: %s", unsaid)
+            raise
+
+    def forget_refusal(self) -> None:
+        """Takes back what a run before has told: the gate is asked again, or has let the set pass."""
+        for store in self.stores:
+            if store.size(REFUSAL_FILE) is not None:
+                store.delete([REFUSAL_FILE])
+
     def finish(self, card: Card) -> Card:
         """Publishes the card: the set is complete. The card of another run that made the same set first stands."""
         for store in self.stores:
@@ -137,6 +161,7 @@ class SetWriter:
             first.put(CARD_FILE, canonical_json(card))
         for store in others:
             store.put(CARD_FILE, canonical_json(there))
+        self.forget_refusal()
         return there
 
 
@@ -204,16 +229,18 @@ def find_set_writer(urls: Sequence[str], plan: Plan) -> SetWriter:
 
 def _refuse_another(store: Store, found: bytes, plan: Plan) -> None:
     there = _decoded(found, Plan, store, PLAN_FILE)
-    if there.hash != plan.hash and not _is_a_mere_plan(store):
+    if there.hash != plan.hash and not _gives_way(store, there):
         raise RecipeError(
             f"{store.url} already holds another {there.room} set: {_difference(there, plan)}. "
             "Name another --output, or remove that folder"
         )
 
 
-def _is_a_mere_plan(store: Store) -> bool:
-    """Whether nothing was made of the plan: its run was refused or failed at the start."""
-    return store.sizes().keys() <= {PLAN_FILE, RECIPE_FILE}
+def _gives_way(store: Store, there: Plan) -> bool:
+    """Whether nothing was made of the plan: its run failed at the start, or its gate refused the first part."""
+    keys = store.sizes().keys()
+    made = {CARD_FILE, *(record_file(part.name) for part in there.parts)}
+    return keys <= {PLAN_FILE, RECIPE_FILE} or (REFUSAL_FILE in keys and not keys & made)
 
 
 def _difference(there: Plan, plan: Plan) -> str:
@@ -248,15 +275,34 @@ class SetReader:
 
 
 def open_set(url: str, room: str) -> SetReader:
-    """The complete set at `url`, made by `room`; StorageError where there is none or it is unfinished."""
+    """The complete set at `url`, made by `room`; StorageError where there is none or it is unfinished, DataGateError
+    where its gate has refused it.
+    """
     store = open_store(url)
     plan, card = plan_at(store, room), card_at(store)
     if card is None:
+        refuse_refused(store, plan)
         raise StorageError(
-            f"{url} is unfinished, or its gate refused it: it has a plan but no {CARD_FILE}; run its draftmill {room} "
-            "again to go on, or to be told what is wrong"
+            f"{url} is unfinished: it has a plan but no {CARD_FILE}; run its draftmill {room} again to go on"
         )
     return SetReader(store, plan, card)
+
+
+def refuse_refused(store: Store, plan: Plan) -> None:
+    """DataGateError where a set that has no card has none because its gate refused it."""
+    if (refusal := refusal_at(store, plan)) is not None:
+        raise DataGateError(
+            f"{store.url} is unfinished, because the gate of draftmill {plan.room} refused it: {refusal}"
+        )
+
+
+def refusal_at(store: Store, plan: Plan) -> str | None:
+    """Why the gate refused the set of this plan; None where it has not, or is being asked again."""
+    try:
+        refusal = msgspec.json.decode(store.find(REFUSAL_FILE) or b"", type=Refusal)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # none, or one that was damaged: the next run tells again
+        return None
+    return refusal.reason if refusal.plan == plan.hash else None
 
 
 def part_file(name: str, size: int, sha256: str) -> InputFile:

@@ -14,11 +14,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from draftmill.contracts.cards import PLAN_FILE, InputFile
+from draftmill.contracts.cards import PLAN_FILE, InputFile, Plan, count_reasons
 from draftmill.contracts.errors import InputError, StorageError
 from draftmill.storage.fetch import local_copy
-from draftmill.storage.sets import open_set
+from draftmill.storage.sets import SetReader, SetWriter, card_at, part_file, plan_at, refusal_at
 from draftmill.storage.store import Store, open_store
+from draftmill.tokenize.figures import as_content, figures_of, total
+from draftmill.tokenize.ledger import decode_made, made_file
 
 STATE_FILE = "state.json"
 SPLITS_FILE = "dataset_dict.json"
@@ -45,7 +47,10 @@ class ExistingSet:
     store: Store
     files: tuple[InputFile, ...]
     content: dict[str, Any]
-    """What its card tells, where it is one of ours."""
+    """What its card tells, where it is one of ours; what its parts tell, where it has none yet."""
+    is_finished: bool = True
+    refusal: str | None = None
+    """Why the gate of tokenize has refused it."""
 
     def samples(self) -> Iterator[Existing]:
         """Every sample, shard by shard; StorageError naming a shard that is cut, InputError for columns we lack."""
@@ -57,8 +62,10 @@ def open_existing(url: str) -> ExistingSet:
     """The set at `url`; rows of a stranger's set are its samples, none of them dropped."""
     store = open_store(url)
     if store.find(PLAN_FILE) is not None:
-        reader = open_set(url, "tokenize")
-        return ExistingSet(reader.store, reader.inputs, reader.card.content)
+        plan, card = plan_at(store, "tokenize"), card_at(store)
+        if card is None:
+            return _as_far_as_made(store, plan)
+        return ExistingSet(store, SetReader(store, plan, card).inputs, card.content)
     if (state := store.find(STATE_FILE)) is None:
         raise InputError(f"{url} holds neither {PLAN_FILE} nor {STATE_FILE}{_hint(store)}")
     named = [entry.filename for entry in _decoded(state, _State, f"{url}/{STATE_FILE}").data_files]
@@ -66,6 +73,23 @@ def open_existing(url: str) -> ExistingSet:
     if lost := [name for name in named if name not in listing]:
         raise StorageError(f"{url}/{STATE_FILE} names {', '.join(lost)}, but no such file is there")
     return ExistingSet(store, tuple(listing[name] for name in named), {})
+
+
+def _as_far_as_made(store: Store, plan: Plan) -> ExistingSet:
+    """A set without a card: its parts that are there, those included that wait for a record or were refused one."""
+    records = SetWriter(plan, (store,)).records()
+    others = store.find_all(made_file(part.name) for part in plan.parts if part.name not in records)
+    kept = (decode_made(data, plan.hash) for data in others.values())
+    records |= {made.record.name: made.record for made in kept if made is not None}
+    there = [records[part.name] for part in plan.parts if part.name in records]
+    content = {
+        **as_content(total(map(figures_of, there))),
+        "recipe": plan.recipe,
+        "rows_in": sum(record.rows_in for record in there),
+        "dropped": count_reasons(drop for record in there for drop in record.dropped),
+    }
+    files = tuple(part_file(record.file, record.bytes, record.sha256) for record in there)
+    return ExistingSet(store, files, content, is_finished=False, refusal=refusal_at(store, plan))
 
 
 def _hint(store: Store) -> str:

@@ -136,7 +136,12 @@ class Flow:
         record = self._ledger.close(made, part.pieces)
         turn.after.set_result(True)
         if is_fresh or self._complete.get(part.name) != record:
-            await self._pass_judgement(record)
+            try:
+                await self._pass_judgement(record)
+            except DataGateError:
+                if is_fresh:  # without a record: to be looked at, and judged again by a rerun without being made again
+                    await self._keep(part, made)
+                raise
             if is_fresh:
                 await self._keep(part, made)
             await self._announce(record)

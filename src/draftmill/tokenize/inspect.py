@@ -24,6 +24,8 @@ def run(settings: InspectSettings) -> dict[str, Any]:
     existing = open_existing(settings.input)
     if settings.dry_run:
         return {"room": "inspect", "dry_run": True, "recipe": settings.model_dump(mode="json"), "left": []}
+    if not existing.is_finished:
+        _tell_unfinished(existing)
     if settings.row is not None:
         return _show_sample(existing, settings.row, settings.tokenizer)
     figures = _counted(existing, settings.mask_id)
@@ -34,7 +36,14 @@ def run(settings: InspectSettings) -> dict[str, Any]:
     if settings.gate:
         judge(figures, settings, settings.input)
         sys.stderr.write("the gate lets it pass\n")
-    return {"room": "inspect", "input": settings.input, "tokens": figures.tokens, **as_content(figures)}
+    state = {"finished": existing.is_finished, "refused": existing.refusal}
+    return {"room": "inspect", "input": settings.input, **state, "tokens": figures.tokens, **as_content(figures)}
+
+
+def _tell_unfinished(existing: ExistingSet) -> None:
+    """Says on stderr that there is no card, why, and what is looked at instead."""
+    why = "is unfinished" if existing.refusal is None else f"was refused by its gate: {existing.refusal}"
+    sys.stderr.write(f"{existing.store.url} {why}\n{len(existing.files):,} of its parts are there to be looked at\n")
 
 
 def _counted(existing: ExistingSet, mask_id: int | None) -> PartStats:

@@ -30,15 +30,16 @@ def run(settings: TokenizeSettings) -> dict[str, Any]:
         return preview(blueprint)
     writer = open_set_writer(settings.output, blueprint.plan)
     card = writer.card(*beside(writer.plan))
-    if card is None:
-        _make(writer, blueprint)
-        if writer.missing() and (settings.shard or settings.engine == "slurm"):
-            return what_is_left(writer, settings)
-        card = writer.card(*beside(writer.plan))
-    if card is None:
-        card = finish(writer, blueprint, watch)
-    else:
-        tell_whole(card, settings)
+    with writer.telling_refusal():
+        if card is None:
+            _make(writer, blueprint)
+            if writer.missing() and (settings.shard or settings.engine == "slurm"):
+                return what_is_left(writer, settings)
+            card = writer.card(*beside(writer.plan))
+        if card is None:
+            card = finish(writer, blueprint, watch)
+        else:
+            tell_whole(card, settings)
     if "jsonl" in settings.also:
         for url in settings.output:
             write_jsonl(url)
@@ -47,6 +48,8 @@ def run(settings: TokenizeSettings) -> dict[str, Any]:
 
 def _make(writer: SetWriter, blueprint: Blueprint) -> None:
     """Has what is missing made, on this machine or by an engine."""
+    if not blueprint.settings.shard:  # what another shard's gate has refused stays refused
+        writer.forget_refusal()
     if writer.missing():
         writer.share(ROWS)
     if blueprint.settings.engine != "local":
