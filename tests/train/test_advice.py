@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from draftmill.settings.train import TrainSettings  # noqa: E402
-from draftmill.train.advice import advise, slow_dtype, uneven_rows  # noqa: E402
+from draftmill.train.advice import advise, beyond_window, slow_dtype, uneven_rows  # noqa: E402
 from draftmill.train.layout import Layout  # noqa: E402
 from draftmill.train.ranks import Ranks  # noqa: E402
 
@@ -43,6 +43,12 @@ def test_rows_that_are_no_multiple_of_the_ranks_are_told() -> None:
 def test_rows_that_are_dealt_evenly_are_no_matter(rows: int, ranks: int) -> None:
     assert told(rows, shared(ranks)) == ""
     assert told(rows, Layout(ranks, 9, is_split=True)) == ""
+
+
+def test_samples_beyond_the_targets_window_are_told_of_where_there_may_be_some() -> None:
+    told = beyond_window(settings(max_tokens=512), 511)
+    assert told is not None and told.startswith("--max-tokens 512 lies above the target's window of 511 tokens")
+    assert beyond_window(settings(max_tokens=512), 512) is beyond_window(settings(max_tokens=512), None) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 
 from draftmill.settings.train import TrainSettings
-from draftmill.storage.models import text_config
+from draftmill.storage.models import text_config, window_tokens
 from draftmill.train.layout import Layout
 from draftmill.train.ranks import Ranks
 
@@ -18,9 +18,20 @@ def advise(settings: TrainSettings, ranks: Ranks, target: Path) -> None:
     """Warns of what the settings waste."""
     config = text_config(target)
     declared = config.get("dtype") or config.get("torch_dtype")  # the newer name, and the older one
-    for told in (uneven_rows(settings, ranks.layout), slow_dtype(settings, ranks.device.type, declared)):
+    wasted = uneven_rows(settings, ranks.layout), slow_dtype(settings, ranks.device.type, declared)
+    for told in (*wasted, beyond_window(settings, window_tokens(target))):
         if told is not None:
             log.warning("%s", told)
+
+
+def beyond_window(settings: TrainSettings, window: int | None) -> str | None:
+    """What is left out where a row may hold more than the target can read of one sample."""
+    if window is None or settings.max_tokens <= window:
+        return None
+    return (
+        f"--max-tokens {settings.max_tokens} lies above the target's window of {window} tokens: a row may hold as "
+        "many, but what of a sample lies beyond the window is left out (the card counts such samples as cut)"
+    )
 
 
 def uneven_rows(settings: TrainSettings, layout: Layout) -> str | None:

@@ -7,7 +7,6 @@ by part as they come: refused where nothing is left, or more is dropped than `ma
 part is remembered by its content, so that a run that goes on need not read it again.
 """
 
-import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from draftmill.storage.growing import GrowingSet
 from draftmill.storage.models import text_config, vocab_size
 from draftmill.train.remember import remembered
 from draftmill.train.samples import BoolArray, IntArray, SampleBatch, SampleSet
-
-log = logging.getLogger(__name__)
 
 # A part of fewer samples than these is not refused for its share of dropped ones: a share of so few says nothing.
 MIN_JUDGED = 20
@@ -127,16 +124,6 @@ class GatedSamples:
     def seen_ids(self) -> tuple[int, ...]:
         """Every token that occurs in the set, ascending."""
         return tuple(np.flatnonzero(_used_ids(self._samples, self._vocabulary)).tolist())
-
-    def tell_window(self) -> None:
-        """Warns where samples are cut before a row is full."""
-        if self.rule.max_tokens < self._settings.max_tokens:
-            log.warning(
-                "--max-tokens %d lies above the target's window of %d tokens: a row may hold as many, but what of a "
-                "sample lies beyond the window is left out (the card counts such samples as cut)",
-                self._settings.max_tokens,
-                self.rule.max_tokens,
-            )
 
     def _found(self, part: int) -> Findings:
         if part not in self._judged:

@@ -1,5 +1,6 @@
 """What `draftmill train --dry-run` shows, and refuses as the run itself would before the target is loaded."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,14 @@ from draftmill.contracts.cards import Plan
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.checkpoints import find_marker, holds_checkpoint, steps_on
 from draftmill.storage.growing import GrowingSet
+from draftmill.storage.models import window_tokens
 from draftmill.storage.sets import SetWriter, find_set_writer
+from draftmill.train.advice import beyond_window
 from draftmill.train.card import finished_card
 from draftmill.train.data import TrainingData, read_data
 from draftmill.train.start import check_init
+
+log = logging.getLogger(__name__)
 
 
 def preview(settings: TrainSettings, plan: Plan, parts: GrowingSet, target: Path) -> dict[str, Any]:
@@ -21,7 +26,8 @@ def preview(settings: TrainSettings, plan: Plan, parts: GrowingSet, target: Path
     writer = find_set_writer(settings.output, plan)
     data = read_data(settings, parts, target)
     check_init(settings, target, data.mask_id)
-    data.gated.tell_window()
+    if (told := beyond_window(settings, window_tokens(target))) is not None:
+        log.warning("%s", told)
     is_done = len(writer.stores) == len(settings.output) and finished_card(writer) is not None
     shown = {
         "room": "train",

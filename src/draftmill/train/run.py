@@ -47,7 +47,6 @@ def run(settings: TrainSettings) -> dict[str, Any]:
             writer.publish_file(RECIPE_FILE, canonical_json(settings.model_dump()))
             check_init(settings, folder, data.mask_id)
             advise(settings, ranks, folder)
-            data.gated.tell_window()
         checkpoints = None if writer is None else _checkpoints(settings, plan, data, writer)
         logbook = take_part(Job(settings, data, folder, ranks), checkpoints)
         if writer is not None and logbook is not None:
