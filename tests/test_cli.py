@@ -77,6 +77,7 @@ def test_a_wrong_recipe_is_named_with_its_cure(
         (["generate", "--recipe", "recipes/demo.toml"], "give --split train"),
         (["generate"], "cannot be followed"),
         (["generate", "--max-new-tokens", "x", "--input", "a", "--output", "b", "--target", "c"], "cannot be followed"),
+        (["generate", f"--part-rows={10**30}", "--input", "a", "--output", "b", "--target", "c"], "--part-rows: Input"),
         (["generate", "--min-timeout-s=inf", "--input", "a", "--output", "b", "--target", "c"], "a finite number"),
         (["run", "--recipe", "typo.toml"], "typo.toml: no such recipe file"),
     ],

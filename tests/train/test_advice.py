@@ -28,14 +28,14 @@ def told(rows: int, layout: Layout) -> str:
 
 def test_ranks_that_learn_from_nothing_are_told_with_what_to_set() -> None:
     assert told(1, shared(4)).startswith(
-        "--rows-per-step 1 over 4 drafter ranks: 3 of them learn from nothing in a step"
+        "--rows-per-step 1 over 4 drafter ranks: a step leaves 3 of them without a row"
     )
     assert "set --rows-per-step 4 " in told(1, shared(4)) and told(1, shared(4)).endswith("or --ranks 1")
     assert "--drafter-ranks 3" in told(3, Layout(num_drafters=4, num_targets=2, is_split=True))
 
 
 def test_rows_that_are_no_multiple_of_the_ranks_are_told() -> None:
-    assert "in every step 2 of them learn from 2 rows while the others, with 1, wait" in told(6, shared(4))
+    assert "a step has 2 rows for 2 of them and 1 for the others, which wait" in told(6, shared(4))
     assert "set --rows-per-step 8 " in told(6, shared(4)) and told(6, shared(4)).endswith("or --ranks 3")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from draftmill.contracts.blocks import anchor_positions as ruled_positions
-from draftmill.train.anchors import anchor_count, anchor_positions, draw_anchors, permutation
+from draftmill.train.anchors import anchor_counts, anchor_positions, draw_anchors, permutation
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -17,10 +17,9 @@ def test_anchor_positions_are_those_of_the_block_rule(seed: int) -> None:
 
 
 def test_a_sample_gets_its_share_of_anchors_rounded_up_as_far_as_it_has_positions() -> None:
-    assert anchor_count(100, length=300, num_anchors=512, max_tokens=3072) == 50
-    assert anchor_count(100, length=301, num_anchors=512, max_tokens=3072) == 51
-    assert anchor_count(7, length=300, num_anchors=512, max_tokens=3072) == 7
-    assert anchor_count(9, length=1, num_anchors=8, max_tokens=1000) == 1
+    eligible, lengths = np.array([100, 100, 7]), np.array([300, 301, 300])
+    assert anchor_counts(eligible, lengths, num_anchors=512, max_tokens=3072).tolist() == [50, 51, 7]
+    assert anchor_counts(np.array([9]), np.array([1]), num_anchors=8, max_tokens=1000).tolist() == [1]
 
 
 def drawn(epoch: int = 0, sample_id: str = "a", draw: int = 0, seed: int = 0) -> list[int]:

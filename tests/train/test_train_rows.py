@@ -5,12 +5,13 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from draftmill.contracts.errors import RecipeError
 from draftmill.settings.train import TrainSettings
 from draftmill.train.gate import KeptSample
-from draftmill.train.rows import PlannedRow, RowPlan
+from draftmill.train.rows import PlannedRow, RowPlan, Visits
 
 rng = random.Random(0)
 KEPT = tuple(KeptSample(3 * i, length := rng.randint(2, 60), rng.randint(1, length - 1)) for i in range(50))
@@ -114,10 +115,32 @@ def test_passes_that_no_run_has_steps_for_are_refused_before_they_are_counted() 
 
 
 def test_counting_that_takes_a_while_is_told_with_what_needs_none(caplog: pytest.LogCaptureFixture) -> None:
-    one = plan(parts=((KEPT[0],),))
+    full = (tuple(KeptSample(i, 100, 99) for i in range(1000)),)
     with caplog.at_level(logging.INFO):
-        one._foretell(2)
-        assert caplog.text == ""
-        one.num_steps(1)
-        one._foretell(2_000_000)
-    assert "--num-epochs 2,000,000" in caplog.text and "--num-steps" in caplog.text
+        assert plan(full).num_steps(1000) == 500_000 and caplog.text == ""
+        assert plan(full).num_steps(1001) == 500_500
+    assert "--num-epochs 1,001" in caplog.text and "--num-steps" in caplog.text
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_end_where_the_next_sample_would_be_too_much(seed: int) -> None:
+    """As one sample after the other would find it, whatever the limits."""
+    chance = random.Random(seed)
+    sizes = [(chance.randint(1, 30), chance.randint(0, 12)) for _ in range(chance.randint(0, 40))]
+    max_tokens, num_anchors = chance.randint(1, 80), chance.randint(1, 30)
+    expected, tokens, anchors = [], 0, 0
+    for place, (length, count) in enumerate(sizes):
+        if place and (tokens + length > max_tokens or anchors + count > num_anchors):
+            expected.append(place)
+            tokens = anchors = 0
+        tokens, anchors = tokens + length, anchors + count
+    lengths, counts = np.array(sizes, dtype=np.int64).reshape(-1, 2).T
+    found = Visits(np.arange(len(sizes)), lengths, counts).row_ends(max_tokens, num_anchors)
+    assert found == ([*expected, len(sizes)] if sizes else [])
+
+
+def test_steps_are_counted_as_they_are_packed() -> None:
+    packed = plan(PARTS, rows_per_step=3)
+    rows(packed, 200)
+    for num_epochs in (1, 2, 5):
+        assert plan(PARTS, rows_per_step=3).num_steps(num_epochs) == packed.num_steps(num_epochs)

@@ -8,6 +8,7 @@ from draftmill.contracts.split import Split
 from draftmill.settings.base import RoomSettings, Settings, TemplateValue
 from draftmill.settings.workers import usable_cores
 
+_MOST_ROWS = (1 << 31) - 1  # a larger part is a slip
 _TAKEN_SWITCHES = {"messages", "tools", "documents", "add_generation_prompt"}
 
 
@@ -145,7 +146,7 @@ class GenerateSettings(RoomSettings, SamplingSettings, ServedSettings, AnswerLim
     """More switches of the chat template."""
     compression: Literal["none", "gzip", "zstd"] = "zstd"
     """Of the part files: .jsonl, .jsonl.gz or .jsonl.zst."""
-    part_rows: int = Field(500, ge=1)
+    part_rows: int = Field(500, ge=1, le=_MOST_ROWS)
     """Prompts of one part; a part is published when its last prompt is done."""
     batch_rows: int = Field(48, ge=1)
     """In-process: prompts decoded together. Which prompts share a batch is fixed by the plan."""

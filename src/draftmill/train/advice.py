@@ -43,9 +43,9 @@ def uneven_rows(settings: TrainSettings, layout: Layout) -> str | None:
     fewer = max(count for count in range(1, min(rows, ranks) + 1) if rows % count == 0)
     few, more = rows // ranks, rows // ranks + 1
     what = (
-        f"{ranks - rows} of them learn from nothing in a step"
+        f"a step leaves {ranks - rows} of them without a row"
         if few == 0
-        else f"in every step {rows % ranks} of them learn from {more} rows while the others, with {few}, wait"
+        else f"a step has {more} rows for {rows % ranks} of them and {few} for the others, which wait"
     )
     return (
         f"--rows-per-step {rows} over {ranks} drafter ranks: {what}; set --rows-per-step {ranks * more} (which makes "

@@ -28,9 +28,9 @@ def anchor_positions(loss_mask: BoolArray) -> IntArray:
     return np.flatnonzero(loss_mask[:-1] & loss_mask[1:])
 
 
-def anchor_count(num_eligible: int, length: int, num_anchors: int, max_tokens: int) -> int:
-    """How many anchors a sample gets: its length's share of `num_anchors`, rounded up, as far as it has positions."""
-    return min(num_eligible, -(-num_anchors * length // max_tokens))
+def anchor_counts(num_eligible: IntArray, lengths: IntArray, num_anchors: int, max_tokens: int) -> IntArray:
+    """Anchors of each sample: its length's share of `num_anchors`, rounded up, as far as it has positions."""
+    return np.minimum(num_eligible, -(-num_anchors * lengths // max_tokens))
 
 
 def draw_anchors(loss_mask: BoolArray, count: int, *, seed: int, epoch: int, sample_id: str, draw: int) -> IntArray:

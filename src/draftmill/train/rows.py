@@ -13,14 +13,17 @@ no draw is ever cut. Rows of successive stretches form one stream; a group of `r
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from draftmill.contracts.errors import RecipeError
 from draftmill.settings.train import MOST_STEPS, TrainSettings
 from draftmill.storage.waiting import nothing
-from draftmill.train.anchors import anchor_count, permutation
+from draftmill.train.anchors import anchor_counts, permutation
 from draftmill.train.gate import KeptSample
+from draftmill.train.samples import IntArray
 
 log = logging.getLogger(__name__)
 
@@ -65,12 +68,14 @@ class RowPlan:
         self._draws = settings.draws_per_pass
         self._starts = [0]
         self._packed: dict[int, list[PlannedRow]] = {}
+        self._all: Visits | None = None
+        """The samples of all parts, once they are known."""
 
     def num_steps(self, num_epochs: int) -> int:
         """Steps in which every sample is visited `num_epochs` times; the last ones may begin another pass."""
         num_stretches = self._num_parts + num_epochs - 1
-        for stretch in range(num_stretches):
-            self._rows(stretch)
+        for stretch in range(len(self._starts) - 1, num_stretches):  # counted, not packed: that takes long
+            self._count(stretch, len(self._visits(stretch).row_ends(self._max_tokens, self._num_anchors)))
             if stretch + 1 == self._num_parts:
                 self._foretell(num_epochs)
         return self._draws * -(-self._starts[num_stretches] // self._rows_per_step)
@@ -116,41 +121,73 @@ class RowPlan:
     def _rows(self, stretch: int) -> list[PlannedRow]:
         if stretch not in self._packed:  # at a border who looks ahead stands in two
             self._packed = {s: rows for s, rows in self._packed.items() if abs(s - stretch) == 1}
-            self._packed[stretch] = list(self._pack(stretch))
-        if stretch + 1 == len(self._starts):
-            self._starts.append(self._starts[stretch] + len(self._packed[stretch]))
+            self._packed[stretch] = self._pack(stretch)
+        self._count(stretch, len(self._packed[stretch]))
         return self._packed[stretch]
 
-    def _members(self, stretch: int) -> Iterator[KeptSample]:
+    def _count(self, stretch: int, num_rows: int) -> None:
+        if stretch + 1 == len(self._starts):
+            self._starts.append(self._starts[stretch] + num_rows)
+
+    def _visits(self, stretch: int) -> "Visits":
         """The samples of a stretch, in the order in which they are visited."""
         if stretch < self._num_parts:
-            kept = self._kept_of(stretch)
+            found = self._visits_of(self._kept_of(stretch))
             key = ["order", self._seed, 0, *([stretch] if stretch else [])]
         else:
-            self._before_second()
-            kept = [sample for part in range(self._num_parts) for sample in self._kept_of(part)]
-            key = ["order", self._seed, self._epoch(stretch)]
-            assert kept, "the gate refuses a set that leaves nothing"
-        return (kept[i] for i in permutation(len(kept), *key))
+            if self._all is None:
+                self._before_second()
+                kept = [sample for part in range(self._num_parts) for sample in self._kept_of(part)]
+                assert kept, "the gate refuses a set that leaves nothing"
+                self._all = self._visits_of(kept)
+            found, key = self._all, ["order", self._seed, self._epoch(stretch)]
+        return found.in_order(permutation(len(found.indices), *key))
+
+    def _visits_of(self, kept: Sequence[KeptSample]) -> "Visits":
+        figures = np.array([(s.index, s.length, s.num_eligible) for s in kept], dtype=np.int64).reshape(-1, 3)
+        indices, lengths, eligible = figures.T
+        return Visits(indices, lengths, anchor_counts(eligible, lengths, self._num_anchors, self._max_tokens))
 
     def _epoch(self, stretch: int) -> int:
         return max(0, stretch - self._num_parts + 1)
 
-    def _pack(self, stretch: int) -> Iterator[PlannedRow]:
-        samples: list[KeptSample] = []
-        counts: list[int] = []
-        tokens = 0
-        for sample in self._members(stretch):
-            count = anchor_count(sample.num_eligible, sample.length, self._num_anchors, self._max_tokens)
-            if samples and (tokens + sample.length > self._max_tokens or sum(counts) + count > self._num_anchors):
-                yield self._planned(stretch, samples, counts)
-                samples, counts, tokens = [], [], 0
-            samples.append(sample)
-            counts.append(count)
-            tokens += sample.length
-        if samples:
-            yield self._planned(stretch, samples, counts)
+    def _pack(self, stretch: int) -> list[PlannedRow]:
+        visits, epoch = self._visits(stretch), self._epoch(stretch)
+        indices, lengths, counts = visits.indices.tolist(), visits.lengths.tolist(), visits.counts.tolist()
+        ends = visits.row_ends(self._max_tokens, self._num_anchors)
+        return [
+            PlannedRow(epoch, tuple(indices[a:b]), tuple(lengths[a:b]), tuple(counts[a:b]))
+            for a, b in zip([0, *ends], ends, strict=False)
+        ]
 
-    def _planned(self, stretch: int, samples: Sequence[KeptSample], counts: Sequence[int]) -> PlannedRow:
-        indices, lengths = tuple(s.index for s in samples), tuple(s.length for s in samples)
-        return PlannedRow(self._epoch(stretch), indices, lengths, tuple(counts))
+
+@dataclass(frozen=True)
+class Visits:
+    """Samples in some order: index in the set, tokens that are trained on, and anchors of one draw."""
+
+    indices: IntArray
+    lengths: IntArray
+    counts: IntArray
+
+    def in_order(self, order: IntArray) -> "Visits":
+        """The same samples in another order."""
+        return Visits(self.indices[order], self.lengths[order], self.counts[order])
+
+    def row_ends(self, max_tokens: int, num_anchors: int) -> list[int]:
+        """Behind which sample each row ends, when each takes samples as long as both limits allow (and one at least).
+
+        For every sample it is looked up how far a row would reach that began there; then rows follow one another.
+        """
+        reach = np.minimum(_reach(self.lengths, max_tokens), _reach(self.counts, num_anchors))
+        reach = np.maximum(reach, np.arange(1, len(reach) + 1)).tolist()
+        ends, end = [], 0
+        while end < len(reach):
+            end = reach[end]
+            ends.append(end)
+        return ends
+
+
+def _reach(sizes: IntArray, limit: int) -> IntArray:
+    """For every place, up to which place (not included) the sizes from there on stay within the limit."""
+    totals = np.cumsum(sizes)
+    return np.searchsorted(totals, totals - sizes + limit, side="right")
