@@ -175,9 +175,9 @@ def run_for(folder: Path, drafter: Drafter, target: str | None) -> str:
 @pytest.mark.parametrize(
     ("target", "served", "said"),
     [
-        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", "It was trained for Qwen/Qwen3-8B "),
-        ("../my models/a b", "'../my models/a b'", "It was trained for ../my models/a b "),
-        ("package:llm-x", "TARGET", "It was trained for package:llm-x "),
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", "It was trained for `Qwen/Qwen3-8B` "),
+        ("../my models/a b", "'../my models/a b'", "It was trained for `../my models/a b` "),
+        ("package:llm-x", "TARGET", "It was trained for `package:llm-x` "),
         (None, "TARGET", "It was trained for a target whose name was not recorded "),
     ],
 )

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from completion_sets import aside_of, card_of, check_parts, check_whole, lost_in, records_of, rows_of
+from draftmill.contracts.errors import DataGateError
+from draftmill.storage.sets import open_set
 from draftmill.storage.store import open_store
 from generate.served_runs import Desk, stub_at_work
 from generate.test_served_run import ids, wait_for
@@ -65,18 +67,24 @@ def test_too_many_failures_are_refused_with_what_was_answered_kept(
         assert desk.generate(url) == 3
         assert "5 of 12 rows (41.7%) failed: run the same command again" in capsys.readouterr().err
         assert len(rows_of(desk.out)) == 7 and not (desk.out / "card.json").exists()
+        with pytest.raises(DataGateError, match=r"(?s)gate of draftmill generate refused it.*5 of 12 rows .* failed"):
+            open_set(str(desk.out), "generate")
         num_asked = len(stub.asked)
         assert desk.generate(url) == 0
         assert len(stub.asked) == num_asked + 5 + 1  # and the probe
     check_whole(desk.out, (f"r{n}" for n in range(12)))
 
 
-def test_a_finished_set_stays_one_when_its_engine_is_gone(desk: Desk) -> None:
+def test_a_finished_set_stays_one_when_its_engine_is_gone(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     desk.prompts(["prompt 0", "prompt 1 [[400]]"])
     with stub_at_work(tokenizer=desk.tokenizer) as (_, url):
         assert desk.generate(url) == 0
     before = {file: file.read_bytes() for file in desk.out.iterdir()}
     assert desk.generate(url) == 0
+    for keep_finished in (False, True):  # the row that failed is asked again, unless the set is to stay
+        assert desk.generate(url, dry_run=True, keep_finished=keep_finished) == 0
+        told = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert (told["left"], told["done"]) == ([], keep_finished)
     assert before == {file: file.read_bytes() for file in desk.out.iterdir()}
 
 

@@ -151,7 +151,7 @@ from which checkpoint. Algorithm: DFlash, arXiv 2602.06036.
 def _whose(target: TrainedFor | None) -> str:
     if target is None:
         return "Which target it was trained for was not recorded beside the checkpoint; it serves no other."
-    name = target.name or "a target whose name was not recorded"
+    name = "a target whose name was not recorded" if target.name is None else f"`{target.name}`"
     return (
         f"It was trained for {name} and serves no other (draftmill's fingerprint of that one:\n{target.fingerprint})."
     )
