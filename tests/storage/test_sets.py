@@ -118,8 +118,8 @@ def test_an_unfinished_foreign_or_missing_set_is_told_apart(tmp_path: Path) -> N
         open_set(str(tmp_path / "open"), "tokenize")
 
 
-def refuse(writer: SetWriter, reason: str = "too few") -> None:
-    with pytest.raises(DataGateError, match=reason), writer.telling_refusal():
+def refuse(writer: SetWriter, reason: str = "too few", shard: str | None = None) -> None:
+    with pytest.raises(DataGateError, match=reason), writer.telling_refusal(shard):
         raise DataGateError(reason)
 
 
@@ -143,6 +143,16 @@ def test_a_set_that_its_gate_refused_says_so_until_it_is_asked_again_or_finished
     writer.publish(record(1, b"b\n"), b"b\n")
     finish(writer)
     assert not refusal.exists() and open_set(str(tmp_path), "generate")
+
+
+def test_one_of_several_runs_takes_back_what_its_own_gate_refused_and_no_more(tmp_path: Path) -> None:
+    writer, refusal = open_set_writer([str(tmp_path)], PLAN), tmp_path / "refused.json"
+    for told_by, forgotten_by in (("1/2", "1/2"), ("1/2", None), (None, None)):
+        refuse(writer, shard=told_by)
+        writer.forget_refusal("2/2")
+        assert refusal.exists()
+        writer.forget_refusal(forgotten_by)
+        assert not refusal.exists()
 
 
 def test_a_set_whose_first_part_was_refused_gives_way_to_another_plan(tmp_path: Path) -> None:

@@ -113,6 +113,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: str
     reason: str
+    shard: str | None = None
+    """Which of several runs over one set it was asked by; None: by one that makes all of it."""
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):

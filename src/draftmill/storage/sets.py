@@ -133,21 +133,29 @@ class SetWriter:
             store.put(name, data)
 
     @contextmanager
-    def telling_refusal(self) -> Iterator[None]:
-        """What a gate refuses within is said beside the plan too, for whoever comes to read the set."""
+    def telling_refusal(self, shard: str | None = None) -> Iterator[None]:
+        """What a gate refuses within is said beside the plan too, for whoever comes to read the set; `shard` says which
+        of several runs over the set this is.
+        """
         try:
             yield
         except DataGateError as error:
+            refusal = Refusal(plan=self.plan.hash, reason=str(error), shard=shard)
             try:
-                self.publish_file(REFUSAL_FILE, canonical_json(Refusal(plan=self.plan.hash, reason=str(error))))
+                self.publish_file(REFUSAL_FILE, canonical_json(refusal))
             except StorageError as unsaid:
                 log.warning("that the set was refused could not be written beside it: %s", unsaid)
             raise
 
-    def forget_refusal(self) -> None:
-        """Takes back what a run before has told: the gate is asked again, or has let the set pass."""
+    def forget_refusal(self, shard: str | None = None) -> None:
+        """Takes back what a run before has told: the gate is asked again, or has let the set pass. What the gate of
+        another shard has refused stays refused.
+        """
         for store in self.stores:
-            if store.size(REFUSAL_FILE) is not None:
+            if store.size(REFUSAL_FILE) is None:
+                continue
+            told = _refusal_in(store)
+            if shard is None or told is None or told.shard == shard:
                 store.delete([REFUSAL_FILE])
 
     def finish(self, card: Card) -> Card:
@@ -298,11 +306,18 @@ def refuse_refused(store: Store, plan: Plan) -> None:
 
 def refusal_at(store: Store, plan: Plan) -> str | None:
     """Why the gate refused the set of this plan; None where it has not, or is being asked again."""
+    refusal = _refusal_in(store)
+    return refusal.reason if refusal is not None and refusal.plan == plan.hash else None
+
+
+def _refusal_in(store: Store) -> Refusal | None:
+    """The refusal that stands in a set's folder; None where there is none, or one that was damaged: the next run tells
+    again.
+    """
     try:
-        refusal = msgspec.json.decode(store.find(REFUSAL_FILE) or b"", type=Refusal)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # none, or one that was damaged: the next run tells again
+        return msgspec.json.decode(store.find(REFUSAL_FILE) or b"", type=Refusal)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return refusal.reason if refusal.plan == plan.hash else None
 
 
 def part_file(name: str, size: int, sha256: str) -> InputFile:

@@ -77,6 +77,8 @@ class Shards:
         job = partial(local_copy, self._parts.store, file, self._folder)
         try:
             path = self._parts.patiently(job, self._parts.store.url)
+        except RemovedError:  # by another process, which may have fetched it anew by now
+            raise
         except StorageError:
             (self._folder / _name(file)).unlink(missing_ok=True)  # what is not as it should be is fetched again
             raise

@@ -30,7 +30,7 @@ def run(settings: TokenizeSettings) -> dict[str, Any]:
         return preview(blueprint)
     writer = open_set_writer(settings.output, blueprint.plan)
     card = writer.card(*beside(writer.plan))
-    with writer.telling_refusal():
+    with writer.telling_refusal(settings.shard):
         if card is None:
             _make(writer, blueprint)
             if writer.missing() and (settings.shard or settings.engine == "slurm"):
@@ -48,8 +48,7 @@ def run(settings: TokenizeSettings) -> dict[str, Any]:
 
 def _make(writer: SetWriter, blueprint: Blueprint) -> None:
     """Has what is missing made, on this machine or by an engine."""
-    if not blueprint.settings.shard:  # what another shard's gate has refused stays refused
-        writer.forget_refusal()
+    writer.forget_refusal(blueprint.settings.shard)
     if writer.missing():
         writer.share(ROWS)
     if blueprint.settings.engine != "local":
