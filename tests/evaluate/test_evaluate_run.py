@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from completion_sets import write_completions
 from draftmill.chat.chat import open_chat
@@ -234,12 +235,23 @@ def test_a_device_that_is_not_there_is_told(line, tmp_path):
         run(settings(line, tmp_path, device="cuda"))
     with pytest.raises(RecipeError, match=r"--target-gpus 2: torch finds no CUDA device here .*--target-gpus 1 to"):
         run(settings(line, tmp_path, target_gpus=2))
+    with pytest.raises(ValidationError, match="--target-gpus 2 counts CUDA devices, and --device cpu uses none"):
+        settings(line, tmp_path, target_gpus=2, device="cpu")
 
 
 def test_a_hybrid_target_is_evaluated_as_any_other(tmp_path):
     content = run(settings(make_line(tmp_path, "qwen3_5"), tmp_path / "out"))["content"]
     assert (content["num_requests"], content["num_decoded"], content["lossless"]) == (6, 3, True)
     assert 1.0 <= content["tau_untrained"] < content["tau"] < 4.0
+
+
+def test_in_bfloat16_larger_ties_are_excused_and_told(line, finished, tmp_path):
+    content = run(settings(line, tmp_path, compute_dtype="bfloat16"))["content"]
+    assert content["recipe"]["compute_dtype"] == "bfloat16"
+    assert all(tie["gap"] <= 0.5 for tie in content["ties"])
+    assert content["tau"] == pytest.approx(finished[1]["content"]["tau"], rel=0.3)
+    with pytest.raises(RecipeError, match="compute_dtype"):
+        run(settings(line, finished[0], compute_dtype="bfloat16"))
 
 
 @pytest.mark.parametrize("named", ["", "checkpoints/step-00000008", "checkpoints/step-00000008/"])

@@ -11,7 +11,7 @@ from draftmill.contracts.errors import DataGateError, InputError
 from draftmill.extract.agreement import DECODED_TOKENS, Text, check_target
 from draftmill.extract.families import QWEN3, QWEN3_5
 from draftmill.extract.taps import TapReader, check_taps
-from draftmill.extract.target import Target, freeze, load_target, refuse_slow_hybrid
+from draftmill.extract.target import Target, freeze, load_target, refuse_unfit_hybrid
 from tiny_families import FAMILIES, HIDDEN, LAYERS, VOCAB, tiny_model
 
 pytestmark = pytest.mark.torch
@@ -85,10 +85,16 @@ def test_a_wrappers_folder_is_loaded_as_its_language_model(family: str, tmp_path
 
 def test_a_hybrid_is_refused_on_cuda_without_its_kernels() -> None:
     hybrid = freeze(tiny_model("qwen3_5"))
-    refuse_slow_hybrid(hybrid, torch.device("cpu"))
+    refuse_unfit_hybrid(hybrid, torch.device("cpu"))
     with pytest.raises(InputError, match="flash-linear-attention"):
-        refuse_slow_hybrid(hybrid, torch.device("cuda"))
-    refuse_slow_hybrid(freeze(tiny_model("llama")), torch.device("cuda"))
+        refuse_unfit_hybrid(hybrid, torch.device("cuda"))
+    refuse_unfit_hybrid(freeze(tiny_model("llama")), torch.device("cuda"))
+
+
+def test_a_hybrid_is_refused_on_cuda_in_float32_which_its_kernels_do_not_take() -> None:
+    with pytest.raises(InputError, match="take no float32: give --compute-dtype bfloat16"):
+        refuse_unfit_hybrid(freeze(tiny_model("qwen3_5")), torch.device("cuda"), packages=())
+    refuse_unfit_hybrid(freeze(tiny_model("qwen3_5").bfloat16()), torch.device("cuda"), packages=())
 
 
 def test_a_target_knows_what_it_wrote_and_random_weights_do_not(caplog: pytest.LogCaptureFixture) -> None:

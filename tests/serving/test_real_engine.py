@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from draftmill.chat.chat import open_chat
-from draftmill.evaluate.lossless import compare_answers
+from draftmill.evaluate.lossless import TIE_LOGITS, compare_answers
 from draftmill.extract.target import load_target
 from draftmill.speculation.decode import Limits, decode_plainly
 from draftmill.storage.models import locate
@@ -117,7 +117,7 @@ def test_greedy_answers_equal_the_in_process_engines(engine: str, target: Path, 
         limits = Limits(stops, NEW_TOKENS, PREFILL_TOKENS)
         plain = decode_plainly(model, answer["prompt_token_ids"], limits)
         for between, ids in (("plain and served", answer["token_ids"]), ("plain and own", own[row_id]["token_ids"])):
-            if tie := compare_answers(row_id, between, plain, ids):
+            if tie := compare_answers(row_id, between, plain, ids, TIE_LOGITS["float32"]):
                 ties.append(tie)
     num_tokens = sum(len(answer["token_ids"]) for answer in served.values())
     figures = {"prompts": len(served), "tokens": num_tokens, "ties": len(ties), "seconds": round(seconds, 1)}

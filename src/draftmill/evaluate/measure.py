@@ -4,14 +4,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
-from draftmill.evaluate.lossless import compare_answers, compare_walk
+from draftmill.evaluate.lossless import SERVED_TIE_LOGITS, TIE_LOGITS, compare_answers, compare_walk
 from draftmill.evaluate.parts import DECODED, WALKED, Measured, Spending, Spent, Tie, Work, publish
 from draftmill.evaluate.sources import Sources
 from draftmill.extract.spread import device_kind, first_devices, place
-from draftmill.extract.target import load_target, refuse_slow_hybrid
+from draftmill.extract.target import DTYPES, load_target, refuse_unfit_hybrid
 from draftmill.model.checkpoint import load_drafter
 from draftmill.progress import Progress
 from draftmill.settings.evaluate import EvaluateSettings
@@ -28,19 +29,22 @@ class Bench:
     pair: Pair
     untrained: Pair | None
     limits: Limits
+    tie_logits: float
+    """How near the two best logits of a tie are, in what the models compute in."""
 
 
 def open_bench(sources: Sources, stop_ids: frozenset[int], settings: EvaluateSettings) -> Bench:
     """Loads target and drafters; InputError where they do not belong together."""
     torch.set_num_threads(settings.threads)
     devices = first_devices(device_kind(settings.device), settings.target_gpus)
-    target = load_target(sources.target)
-    refuse_slow_hybrid(target, devices[0])
+    target = load_target(sources.target, DTYPES[settings.compute_dtype])
+    refuse_unfit_hybrid(target, devices[0])
     place(target, devices)
     return Bench(
         Pair.of(target, load_drafter(sources.drafter)),
         Pair.of(target, load_drafter(sources.untrained)) if sources.untrained else None,
         Limits(stop_ids, settings.max_new_tokens, settings.prefill_tokens),
+        TIE_LOGITS[settings.compute_dtype],
     )
 
 
@@ -79,19 +83,20 @@ def decode_request(bench: Bench, request: Request, with_untrained: bool, spendin
         spent.passes = 1 + len(decoded.emitted)
     with _timed(spending, "walk"):
         walked = walk_answer(bench.pair, prompt_ids, decoded.token_ids)
+    same = partial(compare_answers, request.id, tie_logits=bench.tie_logits)
     ties = [
-        compare_answers(request.id, "plain and speculative answers", plain, decoded.token_ids),
-        compare_walk(request.id, decoded, walked),
+        same("plain and speculative answers", plain, decoded.token_ids),
+        compare_walk(request.id, decoded, walked, bench.tie_logits),
     ]
     if request.answer_ids:
         known = limits.cut(request.answer_ids)
         # An answer that was cut when it was made says nothing about what follows.
         comparable = plain if limits.is_complete(known) else plain.first(len(known))
-        ties.append(compare_answers(request.id, "plain answer and the set's answer", comparable, known))
+        ties.append(same("plain answer and the set's answer", comparable, known, tie_logits=SERVED_TIE_LOGITS))
     untrained = None
     if bench.untrained is not None and with_untrained:
         first = decode_speculatively(bench.untrained, prompt_ids, limits)
-        ties.append(compare_answers(request.id, "plain and untrained speculative answers", plain, first.token_ids))
+        ties.append(same("plain and untrained speculative answers", plain, first.token_ids))
         untrained = first.emitted
     return Measured(
         id=request.id,

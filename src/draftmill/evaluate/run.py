@@ -30,6 +30,7 @@ CONTENT_SETTINGS = {
     "max_new_tokens",
     "reported_apart",
     "prefill_tokens",
+    "compute_dtype",
     "threads",
     "seed",
 }

@@ -7,7 +7,7 @@ Weights stay in the precision they are served in (`quantized.py`).
 import logging
 import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 # A transformers PreTrainedModel. Importing that class takes 4 s, which a command that finds its work done would pay.
 Pretrained = Any
+# What a target is computed in, as settings name it.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Packages whose kernels linear attention needs on CUDA; without them transformers falls back to a slow loop.
 HYBRID_PACKAGES = ("fla", "causal_conv1d")
 # What transformers 5.24 ends in for a config that makes no sense (heads of 0 channels, an unknown rope_type, a word
@@ -206,12 +208,21 @@ def freeze(model: Pretrained) -> Target:
     )
 
 
-def refuse_slow_hybrid(target: Target, device: torch.device) -> None:
-    """InputError where a target with linear attention would run its reference loop on CUDA."""
-    kinds = set(target.config.to_dict().get("layer_types") or ())
-    lacking = [name for name in HYBRID_PACKAGES if find_spec(name) is None]
-    if device.type == "cuda" and "linear_attention" in kinds and lacking:
+def refuse_unfit_hybrid(target: Target, device: torch.device, packages: Sequence[str] = HYBRID_PACKAGES) -> None:
+    """InputError where a target with linear attention would run its reference loop on CUDA, or cannot run its kernels.
+
+    Those of flash-linear-attention assert that nothing is float32 (`fla/ops/gated_delta_rule/chunk.py`).
+    """
+    if device.type != "cuda" or "linear_attention" not in (target.config.to_dict().get("layer_types") or ()):
+        return
+    name = type(target.model).__name__
+    if lacking := [package for package in packages if find_spec(package) is None]:
         raise InputError(
-            f"{type(target.model).__name__} has linear attention, and {', '.join(lacking)} cannot be imported: "
-            "transformers would fall back to a loop many times slower; install flash-linear-attention and causal-conv1d"
+            f"{name} has linear attention, and {', '.join(lacking)} cannot be imported: transformers would fall back "
+            "to a loop many times slower; install flash-linear-attention and causal-conv1d"
+        )
+    if target.embed.weight.dtype == torch.float32:
+        raise InputError(
+            f"{name} has linear attention, whose CUDA kernels (flash-linear-attention) take no float32: give "
+            "--compute-dtype bfloat16"
         )

@@ -50,6 +50,6 @@ def attention_form(wanted: Literal["auto"] | FormName, shape: DrafterShape, devi
     """The form asked for, or the one the device likes; RecipeError for flex where it has no backward."""
     name: FormName = ("flex" if device.type == "cuda" else "grouped") if wanted == "auto" else wanted
     if name == "flex" and device.type != "cuda":
-        raise RecipeError(f"attention = flex trains on CUDA only, and this run is on {device.type}: leave it at auto")
+        raise RecipeError(f"--attention flex trains on CUDA only, and this run is on {device.type}: leave it at auto")
     log.info("attention: %s, on %s", name, device)
     return AttentionForm(name, shape.windows, shape.head_dim)

@@ -33,6 +33,12 @@ def flag(key: str) -> str:
     return f"--{key.replace('_', '-')}"
 
 
+def refuse_gpus_of_a_cpu(device: str, target_gpus: int) -> None:
+    """ValueError where a target is to be spread over devices of which none is used."""
+    if target_gpus > 1 and device == "cpu":
+        raise ValueError(f"--target-gpus {target_gpus} counts CUDA devices, and --device cpu uses none")
+
+
 _PLACES = {"input", "output", "target", "tokenizer", "checkpoint"}
 
 

@@ -2,9 +2,9 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from draftmill.settings.base import RoomSettings
+from draftmill.settings.base import RoomSettings, refuse_gpus_of_a_cpu
 from draftmill.settings.workers import MOST_THREADS
 
 
@@ -31,7 +31,10 @@ class EvaluateSettings(RoomSettings):
     prefill_tokens: int = Field(2048, ge=1)
     """Prompt tokens the target reads in one pass."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to decode, in float32; auto takes a CUDA device where there is one."""
+    """Where to decode; auto takes a CUDA device where there is one."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What target and drafter compute in. bfloat16 takes half the memory, and is what the CUDA kernels of linear
+    attention (Qwen3.5, 3.6) need; it rounds more, so that larger ties are excused."""
     target_gpus: int = Field(1, ge=1)
     """CUDA devices that the target is spread over, layer by layer."""
     threads: int = Field(1, ge=1, le=MOST_THREADS)
@@ -40,3 +43,8 @@ class EvaluateSettings(RoomSettings):
     """Chooses the decoded prompts."""
     min_tau: float = Field(0.0, ge=0)
     """Refuse (exit 3) an acceptance length below this; 0 refuses none."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "EvaluateSettings":
+        refuse_gpus_of_a_cpu(self.device, self.target_gpus)
+        return self

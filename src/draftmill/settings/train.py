@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from draftmill.settings.base import RoomSettings
+from draftmill.settings.base import RoomSettings, refuse_gpus_of_a_cpu
 from draftmill.settings.evaluate import EvaluateSettings
 from draftmill.settings.workers import MOST_THREADS
 
@@ -200,7 +200,7 @@ class TrainSettings(RoomSettings):
         if (self.num_sliding_layers > 0) != (self.sliding_window is not None):
             raise ValueError("--sliding-window and --num-sliding-layers go together: set both, or neither")
         self._refuse_ranks_of_another_placement()
-        self._refuse_spreading()
+        refuse_gpus_of_a_cpu(self.device, self.target_gpus)
         if self.muon_lr is not None and self.optimizer != "muon":
             raise ValueError(f"--muon-lr {self.muon_lr:g} goes with --optimizer muon; this run has {self.optimizer}")
         if self.eval_every is not None:
@@ -218,10 +218,6 @@ class TrainSettings(RoomSettings):
             raise ValueError(
                 "--target-ranks and --drafter-ranks belong to --placement split; --placement shared has --ranks"
             )
-
-    def _refuse_spreading(self) -> None:
-        if self.target_gpus > 1 and self.device == "cpu":
-            raise ValueError(f"--target-gpus {self.target_gpus} counts CUDA devices, and --device cpu uses none")
 
     def _refuse_evaluation_of_nothing(self, every: int) -> None:
         if not self.eval_input:

@@ -14,7 +14,7 @@ from draftmill.extract.agreement import check_target, sound_texts
 from draftmill.extract.packing import extractor_of
 from draftmill.extract.spread import ends_on, place
 from draftmill.extract.taps import TapReader, check_taps
-from draftmill.extract.target import Ends, Target, load_target, refuse_slow_hybrid
+from draftmill.extract.target import DTYPES, Ends, Target, load_target, refuse_unfit_hybrid
 from draftmill.model.drafter import Drafter
 from draftmill.model.forms import attention_form
 from draftmill.model.shape import DrafterShape
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 # states that are not finite to find these: as many as training would, but no whole set is searched for one.
 NUM_CHECKED, MOST_PASSED_OVER = 2, 10
 _LOAN = "what a drafter needs of the target"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def _take_part(job: Job, checkpoints: Checkpoints | None) -> Logbook | None:
 def open_target(job: Job) -> Target:
     """The frozen target where and as it computes."""
     target = load_target(job.folder, dtype=job.dtype)
-    refuse_slow_hybrid(target, job.ranks.device)
+    refuse_unfit_hybrid(target, job.ranks.device)
     place(target, job.ranks.devices)
     return target
 
