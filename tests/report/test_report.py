@@ -109,7 +109,8 @@ def test_a_curve_runs_from_left_to_right_and_high_values_lie_on_top():
 
 def test_every_training_run_has_curves_of_its_own(line: Path, tmp_path: Path) -> None:
     (line / "another").mkdir()
-    (line / "another/metrics.jsonl").write_text('{"step": 1, "loss": 7.5}\n{"step": 2, "loss": 7.25}\n')
+    strange = 'hello\n[1]\n\n{"loss": 3}\n{"step": "x", "loss": 3}\n{"step": 3}\n'  # what others have written there
+    (line / "another/metrics.jsonl").write_text('{"step": 1, "loss": 7.5}\n' + strange + '{"step": 2, "loss": 7.25}\n')
     told = run(ReportSettings(input=str(line), output=str(tmp_path / "report.html")))
     html = (tmp_path / "report.html").read_text()
     assert told["steps"] == 52 and html.count("<polyline") == 3

@@ -1,5 +1,6 @@
 """What a run left behind: the card of every room found below its folder, and the training metrics."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,5 +65,9 @@ def _card(store: Store, key: str) -> Card:
 
 
 def _metrics(data: bytes) -> tuple[Metric, ...]:
-    """The whole lines; a last one without its line end is still being written."""
-    return tuple(msgspec.json.decode(line) for line in data[: data.rfind(b"\n") + 1].split(b"\n") if line.strip())
+    """The lines of steps; a last one without its line end is still being written, and what is no step's is nobody's."""
+    found: list[Metric] = []
+    for line in data[: data.rfind(b"\n") + 1].split(b"\n"):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+            found.append(msgspec.json.decode(line, type=Metric))
+    return tuple(metric for metric in found if isinstance(metric.get("step"), int) and "loss" in metric)
