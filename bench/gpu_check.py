@@ -5,27 +5,24 @@
     step        steps of a Qwen3-8B-shaped drafter, 512 anchors of 16: tokens/s, share of the peak, memory, compilations
     overlap     the target's forward on one CUDA stream beside the drafter's steps on another
     spread      features of a target over two CUDA devices (over one and the disk) are those it had, bit for bit
-    run         `draftmill train` itself on a tiny set: a run cut in the middle and gone on with ends as the whole one
+    rooms       `draftmill train` and `evaluate` themselves, at tiny sizes (gpu_rooms.py)
 
 Without a GPU the same code runs at tiny sizes, so that it is known to run; what needs CUDA says so. Exits with 1 where
 a check fails; the last line is the figures as JSON.
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import torch
-from safetensors.torch import load_file
+from gpu_rooms import check_rooms
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -39,12 +36,9 @@ from draftmill.model.forms import attention_form
 from draftmill.model.mask import BlockLayout
 from draftmill.model.shape import DrafterShape
 from draftmill.settings.train import TrainSettings
-from draftmill.storage.checkpoints import WEIGHTS_FILE, step_folder
 from draftmill.train.batches import Batch
 from draftmill.train.loop import LossOf
-from draftmill.train.run import run
 from draftmill.train.start import drafter_shape
-from small_run import small_settings, stop_at, write_small_run
 
 IS_CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_CUDA else "cpu")
@@ -55,11 +49,6 @@ FLOAT32_ERROR, BFLOAT16_TIMES, BFLOAT16_FLOOR = 2e-5, 2.0, 8e-3
 # Mask and kernels are compiled in the first steps, and nothing after that, whatever the anchors.
 MAX_LATE_COMPILATIONS = 0
 MIN_COSINE = 0.99
-# Of a run by the room itself, which is cut in the middle and gone on with. On a CPU it ends in the same bits; where
-# kernels of a GPU add up in no fixed order it may end this far off, as a share of how far the weights moved meanwhile.
-RUN_STEPS, RUN_APART = 20, 0.05
-# Heads of 64 channels on CUDA, whose kernels want 16 at least.
-RUN_HIDDEN, RUN_DTYPE = (256, "bfloat16") if IS_CUDA else (64, "float32")
 
 
 @dataclass(frozen=True)
@@ -356,39 +345,6 @@ def check_spread(reader: TapReader, findings: Findings) -> None:
     findings.tell("what a drafter borrows of it lies on one device", is_here, is_good=is_here)
 
 
-# Run -----------------------------------------------------------------------------------------------------------------
-
-
-def check_run(findings: Findings) -> None:
-    """The room's own run, whole, and once more from its checkpoint in the middle: losses are finite, the ends alike."""
-    with TemporaryDirectory() as name:
-        os.environ["DRAFTMILL_CACHE"] = str(Path(name) / "cache")
-        folder, middle = write_small_run(Path(name), RUN_HIDDEN), RUN_STEPS // 2
-        prompts = folder / "held-out.jsonl"
-        prompts.write_text("".join(json.dumps({"id": f"h{i}", "prompt": f"say {i}"}) + "\n" for i in range(3)))
-        chosen: dict[str, Any] = {"num_steps": RUN_STEPS, "save_every": middle, "num_layers": 2, "block_size": BLOCK}
-        chosen |= {"eval_every": middle, "eval_input": (str(prompts),), "eval_max_new_tokens": 2 * BLOCK}
-        settings = small_settings(folder, folder / "whole", compute_dtype=RUN_DTYPE, **chosen)
-        run(settings)
-        stop_at(folder / "whole", folder / "gone on", middle)
-        run(settings.model_copy(update={"output": (str(folder / "gone on"),)}))
-        lines = [json.loads(line) for line in (folder / "gone on" / "metrics.jsonl").read_text().splitlines()]
-        start, whole = (weights_of(folder / "whole", step) for step in (middle, RUN_STEPS))
-        again = weights_of(folder / "gone on", RUN_STEPS)
-    losses, taus = [line["loss"] for line in lines], [line["tau"] for line in lines if "tau" in line]
-    is_sound = len(losses) == RUN_STEPS and all(map(isfinite, losses))
-    findings.tell("loss of the last step", losses[-1], is_good=is_sound, unit=f"(of the first {losses[0]:.4g})")
-    findings.tell("tau of held-out prompts, decoded on the way", taus[-1], is_good=len(taus) == 2 and min(taus) >= 1)
-    apart = float((again - whole).norm() / (whole - start).norm())
-    findings.tell("a run gone on with and whole, apart", apart, is_good=apart <= (RUN_APART if IS_CUDA else 0.0))
-
-
-def weights_of(output: Path, step: int) -> Tensor:
-    """All weights of a checkpoint, one after the other."""
-    tensors = load_file(output / step_folder(step) / WEIGHTS_FILE)
-    return torch.cat([tensors[name].flatten().double() for name in sorted(tensors)])
-
-
 def main() -> None:
     """Looks at everything; exits with 1 where something is wrong."""
     start = time.perf_counter()
@@ -413,8 +369,8 @@ def main() -> None:
     check_overlap(reader, trainer, findings)
     print("spread")
     check_spread(reader, findings)
-    print("run")
-    check_run(findings)
+    print("rooms")
+    check_rooms(findings.tell)
     figures = {**findings.figures, "device": name, "sizes": asdict(SIZES), "seconds": time.perf_counter() - start}
     print(json.dumps({"bench": "gpu_check", "faults": findings.faults, **figures}))
     sys.exit(1 if findings.faults else 0)

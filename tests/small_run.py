@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,9 +24,9 @@ SAVE_EVERY = 3
 SAMPLES = 11
 
 
-def write_small_run(place: Path, hidden_size: int = 32) -> Path:
+def write_small_run(place: Path, hidden_size: int = 32, family: Literal["llama", "qwen3_5"] = "llama") -> Path:
     """Writes target and samples of unequal lengths and masks; returns the folder."""
-    write_tiny_target(place / "target", num_layers=4, hidden_size=hidden_size)
+    write_tiny_target(place / "target", num_layers=4, hidden_size=hidden_size, family=family)
     rng = np.random.default_rng(0)
     given: list[GivenSample] = [
         (f"s{i}", rng.integers(0, 256, n).tolist(), [t >= n // 3 and t % 11 > 0 for t in range(n)])
