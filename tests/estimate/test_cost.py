@@ -150,3 +150,11 @@ def test_times_of_small_jobs_are_told_in_minutes_and_seconds(hours, says):
     told = readable({**figures(128), "tokens_per_s": 1.0, "hours_per_epoch": hours, "hours": 2 * hours}, 7.5)
     assert says in told.splitlines()
     assert "7.5 TFLOP/s" in told and "--achieved-tflops" in told
+
+
+def test_sizes_are_told_in_the_unit_that_suits_them():
+    large, small = readable(figures(128), 1.0), readable({**figures(128), "features_on_disk_bytes": 2_500_000}, 1.0)
+    assert "51.2 kB a token, 95.5 TB if they were stored" in large
+    assert "27.7 GB to 31.1 GB, and 5.09 GB of frozen embedding and head" in large
+    assert "2.5 MB if they were stored" in small
+    assert "0.04 kB if they were stored" in readable({**figures(128), "features_on_disk_bytes": 40}, 1.0)

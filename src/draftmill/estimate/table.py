@@ -6,6 +6,7 @@ from draftmill.estimate.cost import GIGA, SECONDS_AN_HOUR, TERA
 from draftmill.progress import duration
 
 KILO = 1e3
+_UNITS = {TERA: "TB", GIGA: "GB", 1e6: "MB"}
 # Shorter times are told in minutes and seconds.
 _FEWEST_HOURS = 0.1
 
@@ -29,14 +30,14 @@ def _work(f: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _room(f: dict[str, Any]) -> list[tuple[str, str]]:
-    low, high = (size / GIGA for size in f["drafter_state_bytes"])
-    borrowed, stored = f["embedding_and_head_bytes"] / GIGA, f["features_on_disk_bytes"] / TERA
+    low, high = map(_size, f["drafter_state_bytes"])
+    borrowed, stored = _size(f["embedding_and_head_bytes"]), _size(f["features_on_disk_bytes"])
     return [
-        ("features", f"{f['feature_bytes'] / KILO:,.1f} kB a token, {_three(stored)} TB if they were stored"),
+        ("features", f"{f['feature_bytes'] / KILO:,.1f} kB a token, {stored} if they were stored"),
         ("drafter", f"{f['drafter_parameters']:,} parameters in {f['drafter_tensors']} tensors"),
         (
             "drafter state",
-            f"{_three(low)} to {_three(high)} GB, and {_three(borrowed)} GB of frozen embedding and head",
+            f"{low} to {high}, and {borrowed} of frozen embedding and head",
         ),
     ]
 
@@ -59,6 +60,12 @@ def _span(hours: float) -> str:
     if hours >= _FEWEST_HOURS:
         return f"{hours:,.1f} h"
     return duration(seconds) if seconds >= 1 else "less than 1 s"
+
+
+def _size(num_bytes: float) -> str:
+    """Three significant digits in the largest unit that leaves one before the point."""
+    unit = next((unit for unit in _UNITS if num_bytes >= unit), KILO)
+    return f"{_three(num_bytes / unit)} {_UNITS.get(unit, 'kB')}"
 
 
 def _three(value: float) -> str:
