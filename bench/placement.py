@@ -99,6 +99,9 @@ class Side:
         rows = lambda step: micros_of(self.settings, step)  # noqa: E731
         return Traffic(rows, lambda step: True, 0, self.num_steps, 1, width, torch.float32)
 
+    def rows(self) -> list[PlannedRow]:
+        return [row for step in self.traffic.visits() for row in self.traffic.micros_of(step)]
+
     @property
     def num_steps(self) -> int:
         assert self.settings.num_steps is not None
@@ -120,11 +123,11 @@ class Side:
         """What a target rank does; alone it sends nothing."""
         if name == "target alone":
             source = self.own_target()
-            for row in self.traffic.rows():
+            for row in self.rows():
                 source.read([samples_of[i] for i in row.samples])
         else:
             outbox = Outbox(self.ranks, self.traffic, self.settings.in_flight_bytes, TIMEOUT)
-            Supply(self.ranks, self.traffic, samples_of, self.own_target(), lambda _: None).run(outbox, Stop())  # type: ignore[arg-type]
+            Supply(self.ranks, self.traffic, samples_of, self.own_target()).run(outbox, Stop())  # type: ignore[arg-type]
 
     def learn(self, name: str) -> dict[str, float]:
         """What a drafter rank does; which share of the steps it waited for states, and target ranks for room."""
@@ -148,7 +151,7 @@ class Side:
         inbox = Inbox(self.ranks, self.traffic, 1, TIMEOUT) if self.ranks.has_drafter else None
         outbox, states_TW = Outbox(self.ranks, self.traffic, 1, TIMEOUT), torch.zeros(TOKENS, self.traffic.width)
         took = []
-        for row in self.traffic.rows():
+        for row in self.rows():
             self.ranks.tell(None)
             start = time.perf_counter()
             if inbox is not None and self.ranks.layout.drafter_of(row) == self.ranks.rank:

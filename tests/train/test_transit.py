@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from itertools import islice, product
 from threading import Barrier
@@ -43,13 +44,17 @@ def indices(rows: Iterable[PlannedRow]) -> list[int]:
     return [row.index for row in rows]
 
 
+def all_rows(of: Traffic) -> list[PlannedRow]:
+    return [row for row in replace(of, is_known=lambda step: True).known_rows() if row is not None]
+
+
 def test_a_row_crosses_once_for_all_its_draws() -> None:
-    assert indices(traffic().rows()) == list(range(9))
-    assert all(row.draw == 0 for row in traffic().rows())
+    assert indices(all_rows(traffic())) == list(range(9))
+    assert all(row.draw == 0 for row in all_rows(traffic()))
 
 
 def test_a_run_that_goes_on_between_draws_has_the_rows_cross_again() -> None:
-    rows = list(traffic(first_step=6).rows())
+    rows = all_rows(traffic(first_step=6))
     assert indices(rows) == list(range(3, 9)) and [row.draw for row in rows] == [2, 2, 2, 0, 0, 0]
 
 

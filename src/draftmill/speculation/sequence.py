@@ -29,11 +29,6 @@ class CachedTarget:
         self._proposed: Sequence[int] = ()
         self._before: list[dict[int, Tensor]] = []
 
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether some layer keeps a state of all it has read."""
-        return bool(self._recurrent)
-
     def read(self, token_ids: Sequence[int]) -> Float[Tensor, "1 V"]:
         """Reads further tokens, all of which are kept; the logits after the last of them."""
         logits_1V = self._forward(token_ids, 1)
@@ -49,7 +44,7 @@ class CachedTarget:
     def keep(self, count: int) -> None:
         """Forgets all but the first `count` of the tokens proposed last."""
         num_refused = len(self._proposed) - count
-        if not num_refused or not self.is_recurrent:
+        if not num_refused or not self._recurrent:
             self._cache.crop(-num_refused)
             return
         self._cache.crop(-len(self._proposed))

@@ -45,7 +45,8 @@ class Traffic:
 
     micros_of: Callable[[int], list[PlannedRow]]
     is_known: Callable[[int], bool]
-    """Whether the rows of a step are planned already, so that `micros_of` waits for no part."""
+    """Whether the rows of a step may be asked for ahead: they are planned already, so that `micros_of` waits for no
+    part, and nothing is to happen before."""
     first_step: int
     num_steps: int
     draws_per_pass: int
@@ -53,13 +54,9 @@ class Traffic:
     """Numbers a token."""
     dtype: torch.dtype
 
-    def rows(self) -> Iterator[PlannedRow]:
-        """Every row once a visit: at its first draw, or where the run goes on in the middle of its draws."""
-        for step in self.visits():
-            yield from self.micros_of(step)
-
     def known_rows(self) -> Iterator[PlannedRow | None]:
-        """The same, but None as long as the next one is not planned yet."""
+        """Every row once a visit, at its first draw, or where the run goes on in the middle of its draws; None as long
+        as the next one may not be asked for."""
         for step in self.visits():
             while not self.is_known(step):
                 yield None
@@ -154,7 +151,7 @@ class Outbox:
 
 
 class Inbox:
-    """What a drafter rank awaits: its next rows, as many as are planned already and as it has room for."""
+    """What a drafter rank awaits: its next rows, as many as may be asked for and as it has room for."""
 
     def __init__(self, ranks: Ranks, traffic: Traffic, limit_bytes: int, timeout: timedelta) -> None:
         self._ranks = ranks
@@ -223,6 +220,10 @@ class Arriving:
         return DocumentStates(states_TW[:, : self.num_features], last_TH if last_TH.shape[1] else None)
 
 
+def _nothing(_num_steps: int) -> None:
+    """Where nothing comes before the rows of a step."""
+
+
 @dataclass(frozen=True)
 class Supply:
     """What a target rank does: reads its rows, and sends each to the drafter rank that learns from it."""
@@ -231,7 +232,7 @@ class Supply:
     traffic: Traffic
     samples: SampleSet
     source: RowSource
-    before: Callable[[int], None]
+    before: Callable[[int], None] = _nothing
     """Told how many steps have their rows before those of the next are read, and when all have them."""
 
     def run(self, outbox: Outbox, stop: Stop) -> None:
