@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch")
 from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.train.advice import advise, beyond_window, slow_dtype, uneven_rows  # noqa: E402
 from draftmill.train.layout import Layout  # noqa: E402
-from draftmill.train.ranks import Ranks  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -32,6 +31,13 @@ def test_ranks_that_learn_from_nothing_are_told_with_what_to_set() -> None:
     )
     assert "set --rows-per-step 4 " in told(1, shared(4)) and told(1, shared(4)).endswith("or --ranks 1")
     assert "--drafter-ranks 3" in told(3, Layout(num_drafters=4, num_targets=2, is_split=True))
+
+
+def test_under_torchrun_its_own_flag_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in (("RANK", 0), ("WORLD_SIZE", 4)):
+        monkeypatch.setenv(name, str(number))
+    assert told(6, shared(4)).endswith("or torchrun's --nproc-per-node (over all its nodes) 3")
+    assert told(3, Layout(num_drafters=4, num_targets=2, is_split=True)).endswith("or --drafter-ranks 3")
 
 
 def test_rows_that_are_no_multiple_of_the_ranks_are_told() -> None:
@@ -73,8 +79,7 @@ def test_float32_on_cuda_is_told_where_the_target_is_served_in_half_of_it(
 @pytest.mark.parametrize("config", ['{"torch_dtype": "bfloat16"}', '{"text_config": {"dtype": "bfloat16"}}'])
 def test_a_run_is_told_each_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
-    ranks = Ranks(shared(2), 0, (torch.device("cuda", 0),), None)
     with caplog.at_level(logging.WARNING):
-        advise(settings(), ranks, tmp_path)
+        advise(settings(), shared(2), "cuda", tmp_path)
     assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
     assert "--rows-per-step 1 over 2 drafter ranks" in caplog.text and "declares bfloat16" in caplog.text

@@ -240,8 +240,11 @@ def test_both_outputs_are_written_and_a_run_goes_on_from_what_both_hold(
     assert store.get("metrics.jsonl") == (local / "metrics.jsonl").read_bytes()
 
 
-def test_a_dry_run_writes_nothing_and_says_what_is_left(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = run(settings(folder, folder / "dry", dry_run=True))
+def test_a_dry_run_writes_nothing_and_says_what_is_left(
+    folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = run(settings(folder, folder / "dry", dry_run=True, ranks=4))
+    assert "--rows-per-step 2 over 4 drafter ranks" in caplog.text, "as the run itself would tell"
     assert not (folder / "dry").exists()
     assert (shown["left"], shown["inputs"]["samples"], shown["inputs"]["dropped"]) == ({"steps": NUM_STEPS}, SAMPLES, 1)
     assert not shown["done"] and "left" in capsys.readouterr().err

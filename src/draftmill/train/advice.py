@@ -5,8 +5,7 @@ from pathlib import Path
 
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.models import text_config, window_tokens
-from draftmill.train.layout import Layout
-from draftmill.train.ranks import Ranks
+from draftmill.train.layout import Layout, started_ranks
 
 log = logging.getLogger(__name__)
 
@@ -14,11 +13,11 @@ log = logging.getLogger(__name__)
 _FAST_DTYPES = ("bfloat16", "float16")
 
 
-def advise(settings: TrainSettings, ranks: Ranks, target: Path) -> None:
-    """Warns of what the settings waste."""
+def advise(settings: TrainSettings, layout: Layout, device: str, target: Path) -> None:
+    """Warns of what the settings waste on a kind of device."""
     config = text_config(target)
     declared = config.get("dtype") or config.get("torch_dtype")  # the newer name, and the older one
-    wasted = uneven_rows(settings, ranks.layout), slow_dtype(settings, ranks.device.type, declared)
+    wasted = uneven_rows(settings, layout), slow_dtype(settings, device, declared)
     for told in (*wasted, beyond_window(settings, window_tokens(target))):
         if told is not None:
             log.warning("%s", told)
@@ -39,7 +38,6 @@ def uneven_rows(settings: TrainSettings, layout: Layout) -> str | None:
     rows, ranks = settings.rows_per_step, layout.num_drafters
     if rows % ranks == 0:
         return None
-    flag = "--drafter-ranks" if layout.is_split else "--ranks"
     fewer = max(count for count in range(1, min(rows, ranks) + 1) if rows % count == 0)
     few, more = rows // ranks, rows // ranks + 1
     what = (
@@ -49,8 +47,15 @@ def uneven_rows(settings: TrainSettings, layout: Layout) -> str | None:
     )
     return (
         f"--rows-per-step {rows} over {ranks} drafter ranks: {what}; set --rows-per-step {ranks * more} (which makes "
-        f"it another run, of larger steps), or {flag} {fewer}"
+        f"it another run, of larger steps), or {_flag(layout)} {fewer}"
     )
+
+
+def _flag(layout: Layout) -> str:
+    """What says how many drafter ranks there are."""
+    if layout.is_split:
+        return "--drafter-ranks"
+    return "--ranks" if started_ranks() is None else "torchrun's --nproc-per-node (over all its nodes)"
 
 
 def slow_dtype(settings: TrainSettings, device: str, declared: object) -> str | None:

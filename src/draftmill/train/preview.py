@@ -1,6 +1,5 @@
 """What `draftmill train --dry-run` shows, and refuses as the run itself would before the target is loaded."""
 
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,17 +7,16 @@ from typing import Any
 import msgspec
 
 from draftmill.contracts.cards import Plan
+from draftmill.extract.spread import device_kind
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.checkpoints import find_marker, holds_checkpoint, steps_on
 from draftmill.storage.growing import GrowingSet
-from draftmill.storage.models import window_tokens
 from draftmill.storage.sets import SetWriter, find_set_writer
-from draftmill.train.advice import beyond_window
+from draftmill.train.advice import advise
 from draftmill.train.card import finished_card
 from draftmill.train.data import TrainingData, read_data
+from draftmill.train.layout import layout_of
 from draftmill.train.start import check_init
-
-log = logging.getLogger(__name__)
 
 
 def preview(settings: TrainSettings, plan: Plan, parts: GrowingSet, target: Path) -> dict[str, Any]:
@@ -26,8 +24,7 @@ def preview(settings: TrainSettings, plan: Plan, parts: GrowingSet, target: Path
     writer = find_set_writer(settings.output, plan)
     data = read_data(settings, parts, target)
     check_init(settings, target, data.mask_id)
-    if (told := beyond_window(settings, window_tokens(target))) is not None:
-        log.warning("%s", told)
+    advise(settings, layout_of(settings), device_kind(settings.device), target)
     is_done = len(writer.stores) == len(settings.output) and finished_card(writer) is not None
     shown = {
         "room": "train",

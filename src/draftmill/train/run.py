@@ -46,7 +46,7 @@ def run(settings: TrainSettings) -> dict[str, Any]:
         if writer is not None:
             writer.publish_file(RECIPE_FILE, canonical_json(settings.model_dump()))
             check_init(settings, folder, data.mask_id)
-            advise(settings, ranks, folder)
+            advise(settings, ranks.layout, ranks.device.type, folder)
         checkpoints = None if writer is None else _checkpoints(settings, plan, data, writer)
         logbook = take_part(Job(settings, data, folder, ranks), checkpoints)
         if writer is not None and logbook is not None:
