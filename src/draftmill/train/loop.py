@@ -17,7 +17,7 @@ from draftmill.model.loss import BlockLoss, LossRule, Truth
 from draftmill.model.vocabulary import Objective
 from draftmill.settings.train import TrainSettings
 from draftmill.train.batches import Batch
-from draftmill.train.clock import Clock, Laps
+from draftmill.train.clock import Clock, Laps, wait_for
 from draftmill.train.metrics import StepSums
 from draftmill.train.ranks import Ranks
 from draftmill.train.rows import PlannedRow
@@ -112,6 +112,7 @@ def train(run: RunState, schedule: Schedule, settings: TrainSettings, after_step
         sums = ranks.add_figures(sums)
         with sums.timing("optimizer"):
             grad_norm = update(run, sums, lr, settings)
+            wait_for(ranks.device)  # or what is left of it would be told as the next pass of the target
         sums.wall_s = laps.lap_s()
         run.position.step += 1
         after_step(sums, epoch, lr, grad_norm)

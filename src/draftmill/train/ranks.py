@@ -217,7 +217,7 @@ def _answered(name: str, what: str) -> Iterator[None]:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RankLostError(
             f"{name} lost another rank while {what} ({reason}): look for the one that ended first, and run the same "
-            "command again to go on"
+            "command again to go on; where all of them still live, one took longer than --rank-timeout-s: raise it"
         ) from error
 
 
