@@ -7,9 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from draftmill.contracts.errors import InputError  # noqa: E402
-from draftmill.model.checkpoint import load_drafter, save_drafter  # noqa: E402
+from draftmill.model.checkpoint import copy_of, load_drafter, save_drafter  # noqa: E402
 from draftmill.model.drafter import Drafter  # noqa: E402
 from draftmill.model.shape import DrafterShape  # noqa: E402
 
@@ -155,3 +156,30 @@ def test_a_folder_without_weights_is_no_drafters(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"no model\.safetensors"):
         load_drafter(tmp_path)
+
+
+class Made(TorchDispatchMode):
+    """Where conversions write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.devices: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default:
+            self.devices.add(result.device.type)
+        return result
+
+
+def test_a_copy_for_another_device_is_made_there_and_takes_no_room_where_the_weights_are() -> None:
+    """A full device has no room for it."""
+    drafter = Drafter(shape(FULL))
+    with Made() as made:
+        copied = copy_of(drafter, torch.bfloat16, torch.device("meta"))
+    assert made.devices == {"meta"}
+    assert {(p.device.type, p.dtype) for p in copied.parameters()} == {("meta", torch.bfloat16)}
+    assert all(p.device.type == "cpu" and p.dtype == torch.float32 for p in drafter.parameters())
+    with Made() as made:
+        copy_of(drafter, torch.bfloat16)
+    assert made.devices == {"cpu"}

@@ -11,8 +11,8 @@ from draftmill.extract.target import Target, load_target  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.speculation.decode import Limits, decode_plainly  # noqa: E402
 from draftmill.speculation.requests import Request  # noqa: E402
-from draftmill.train.asking import Asked, Asking  # noqa: E402
-from draftmill.train.held_out import HeldOut  # noqa: E402
+from draftmill.train.asking import Asked, Asking, until_next_due  # noqa: E402
+from draftmill.train.held_out import HeldOut, is_due  # noqa: E402
 from draftmill.train.layout import Layout  # noqa: E402
 from draftmill.train.lending import put_together, taken_apart  # noqa: E402
 from draftmill.train.ranks import Ranks  # noqa: E402
@@ -68,9 +68,9 @@ def test_figures_are_those_of_the_weights_that_were_given_away(target: Target, h
         NUM_STEPS: random_drafter(tiny_shape(target), 1),
     }
     lines: dict[int, Queue] = {0: Queue(), LAYOUT.first_target: Queue()}
-    asking = Asking(Lines(0, lines), EVERY, torch.float32)
-    asked = Asked(Lines(LAYOUT.first_target, lines), held_out, NUM_STEPS, done=0)
-    assert [step for step in range(1, NUM_STEPS + 1) if asking.is_due(step, NUM_STEPS)] == list(drafters)
+    asking = Asking(Lines(0, lines), torch.float32)
+    asked = Asked(Lines(LAYOUT.first_target, lines), held_out, EVERY, NUM_STEPS, measured=0)
+    assert [step for step in range(1, NUM_STEPS + 1) if is_due(EVERY, step, NUM_STEPS)] == list(drafters)
     with ThreadPoolExecutor(1) as pool:
         # The target's rank reads the rows of two steps at a time, and none is asked about twice.
         rank = pool.submit(lambda: [asked.until(step) for step in (0, 2, 4, 4, 6, 8, NUM_STEPS)])
@@ -82,8 +82,27 @@ def test_figures_are_those_of_the_weights_that_were_given_away(target: Target, h
     assert figures[8]["tau"] > 1.1 > figures[4]["tau"]
 
 
-def test_a_run_that_goes_on_is_not_measured_where_it_stands(held_out: HeldOut) -> None:
-    asked = Asked(Lines(LAYOUT.first_target, {}), held_out, NUM_STEPS, done=8)
+def test_a_run_that_goes_on_is_measured_where_it_stands_only_if_that_was_cut_off(
+    target: Target, held_out: HeldOut
+) -> None:
+    lines: dict[int, Queue] = {0: Queue(), LAYOUT.first_target: Queue()}
+    asked = Asked(Lines(LAYOUT.first_target, lines), held_out, EVERY, NUM_STEPS, measured=8)
     asked.until(8)  # would wait for weights
     asked.until(9)
-    assert asked.done == 9
+    assert asked.measured == 9
+    asked = Asked(Lines(LAYOUT.first_target, lines), held_out, EVERY, NUM_STEPS, measured=7)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asked.until, 8)
+        assert Asking(Lines(0, lines), torch.float32).measure(random_drafter(tiny_shape(target)))["tau"] >= 1
+
+
+def test_no_row_is_asked_for_that_comes_after_weights_to_be_measured() -> None:
+    done = 0
+    may_ask = until_next_due(lambda step: step < 9, lambda: done, EVERY, NUM_STEPS)
+    ahead = {}
+    for done in range(NUM_STEPS):  # read by the function above
+        ahead[done] = [step for step in range(done, NUM_STEPS) if may_ask(step)]
+    assert (ahead[0], ahead[3], ahead[4], ahead[7]) == ([0, 1, 2, 3], [3], [4, 5, 6, 7], [7])
+    assert ahead[8] == [8], "step 9 is not planned yet"
+    may_ask = until_next_due(lambda step: True, lambda: 0, None, NUM_STEPS)
+    assert all(map(may_ask, range(NUM_STEPS)))

@@ -16,7 +16,8 @@ from draftmill.model.drafter import Drafter  # noqa: E402
 from draftmill.settings.train import TrainSettings  # noqa: E402
 from draftmill.speculation.decode import Limits, Pair, decode_plainly, decode_speculatively  # noqa: E402
 from draftmill.speculation.requests import Request  # noqa: E402
-from draftmill.train.held_out import HeldOut  # noqa: E402
+from draftmill.train.held_out import HeldOut, MeasuringError, is_due, next_due, tell  # noqa: E402
+from draftmill.train.interruption import StoppedError  # noqa: E402
 from tiny import write_tiny_target  # noqa: E402
 from tiny_drafter import overfit_drafter, random_drafter, tiny_shape  # noqa: E402
 from tiny_families import tiny_model  # noqa: E402
@@ -97,6 +98,7 @@ def test_a_drafter_that_knows_the_held_out_answer_by_heart_warns_of_a_leak(
     knowing = overfit_drafter(target, tiny_shape(target), requests[1].prompt_ids, requests[1].answer_ids)
     figures = held_out(target, [requests[1]]).measure(knowing)
     assert figures["tau"] == 4.0
+    tell(figures, knowing.shape.block_size)
     assert "4.00 of 4" in caplog.text and "test_perturbation" in caplog.text
 
 
@@ -108,7 +110,7 @@ def test_prompts_without_an_answer_are_only_decoded(
     assert (len(chosen.decoded), chosen.walked) == (2, ())
     figures = chosen.measure(half_trained)
     assert figures["tau"] >= 1 and figures["tau_walked"] is None
-    with pytest.raises(InputError, match=r"0 do not fit .* 0 have an answer to walk"):
+    with pytest.raises(InputError, match=r"0 do not fit .* 0 have an answer to walk: lower --eval-max-new-tokens"):
         held_out(target, bare, eval_decode_prompts=0)
     with pytest.raises(InputError, match="3 do not fit the target's window of 512"):
         held_out(target, requests, eval_max_new_tokens=512)
@@ -125,9 +127,42 @@ def test_a_target_with_recurrent_state_is_decoded_as_it_is_walked() -> None:
 
 
 def test_a_run_is_measured_at_its_own_steps_and_at_its_last() -> None:
-    target = freeze(tiny_model("llama"))
-    chosen = held_out(target, [Request("r", "all", (5,), (6, 7))])
-    assert [step for step in range(1, 34) if chosen.is_due(step, 33)] == [10, 20, 30, 33]
+    due = [step for step in range(34) if is_due(10, step, 33)]
+    assert due == [10, 20, 30, 33] and not any(is_due(None, step, 33) for step in range(34))
+    assert [next_due(10, done, 33) for done in (0, 9, 10, 30, 32)] == [10, 10, 20, 33, 33]
+    assert next_due(None, 5, 33) == 33
+
+
+def test_who_is_to_stop_is_heeded_before_each_request(
+    target: Target, requests: Sequence[Request], half_trained: Drafter
+) -> None:
+    chosen, heeded = held_out(target, requests), []
+
+    def heed() -> None:
+        heeded.append(1)
+        if len(heeded) == len(limits):
+            raise StoppedError
+
+    limits = [*chosen.decoded, *chosen.walked]
+    chosen.heed = heed
+    with pytest.raises(StoppedError):
+        chosen.measure(half_trained)
+    limits.append(limits[0])
+    heeded.clear()
+    assert chosen.measure(half_trained)["tau"] > 1 and len(heeded) == len(limits) - 1
+
+
+def test_a_device_too_full_to_measure_is_told_with_the_flags_of_measuring(
+    target: Target, requests: Sequence[Request], half_trained: Drafter
+) -> None:
+    chosen = held_out(target, requests)
+
+    def be_full() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore")
+
+    chosen.heed = be_full
+    with pytest.raises(MeasuringError, match=r"2 GiB\.\): lower --eval-max-new-tokens or .* leave --eval-every out"):
+        chosen.measure(half_trained)
 
 
 def test_settings_that_measure_nothing_are_refused() -> None:

@@ -1,14 +1,24 @@
-"""A run whose store is gone for five minutes waits for it; gone for longer, the run ends and loses no step."""
+"""A run whose store is gone waits for it, and loses no step where it stays away; nor does one that ends while it is
+measured, which its rerun makes up for."""
 
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from draftmill.contracts.errors import StorageError  # noqa: E402
+from draftmill.speculation.requests import Request  # noqa: E402
 from draftmill.storage.checkpoints import step_folder, steps_on  # noqa: E402
+from draftmill.storage.patience import Patiently  # noqa: E402
 from draftmill.storage.store import Store, open_store  # noqa: E402
 from draftmill.train.data import open_input, read_data  # noqa: E402
+from draftmill.train.held_out import MeasuringError  # noqa: E402
+from draftmill.train.interruption import StoppedError  # noqa: E402
 from draftmill.train.keep import Checkpoints  # noqa: E402
 from draftmill.train.ranks import alone  # noqa: E402
 from draftmill.train.roles import Job, take_part  # noqa: E402
@@ -69,3 +79,65 @@ def test_a_run_whose_store_stays_away_leaves_its_last_step_on_this_host_and_goes
     trained(folder, far)
     assert last_checkpoint(far) == last_checkpoint(trained(folder, FarStore()))
     assert num_lines(far) == NUM_STEPS and not (cache / "stopped" / "plan").exists()
+
+
+PROMPTS = ((7, 8, 9), (20, 30, 40, 50), (100, 101))
+
+
+class Full(tuple[int, ...]):
+    """A prompt that no device has room to read."""
+
+    def __getitem__(self, where: Any) -> Any:
+        if isinstance(where, slice):  # read as a chunk; a type checker looks at single tokens
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        return super().__getitem__(where)
+
+
+class Stopping(tuple[int, ...]):
+    """A prompt while which is read the run is asked to stop."""
+
+    def __getitem__(self, where: Any) -> Any:
+        if isinstance(where, slice):
+            signal.raise_signal(signal.SIGTERM)
+        return super().__getitem__(where)
+
+
+@pytest.fixture(autouse=True)
+def outlive_sigterm() -> Iterator[None]:
+    """Where nobody listens it would end all tests."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def measured(folder: Path, output: Path, kind: type[tuple[int, ...]], every: int) -> list[dict[str, Any]]:
+    """The run from where it stands, measured on prompts of a kind; its lines without what the clock says."""
+    settings = small_settings(folder, output, eval_every=every, eval_input=("e",), eval_max_new_tokens=5)
+    data = read_data(small_settings(folder, output), open_input(settings), folder / "target")
+    requests = tuple(Request(f"h{i}", "all", kind(prompt), (1, 2, 3)) for i, prompt in enumerate(PROMPTS))
+    store = open_store(str(output), create=True)
+    checkpoints = Checkpoints((store,), "plan", NUM_STEPS, SAVE_EVERY, 2, Patiently(0))
+    job = Job(settings, replace(data, held_out=requests), folder / "target", alone(torch.device("cpu")))
+    take_part(job, checkpoints)
+    return lines_in(output)
+
+
+def lines_in(output: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if not k.endswith(("_frac", "_s", "_bytes"))} for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "every"), [(Full, MeasuringError, SAVE_EVERY), (Stopping, StoppedError, NUM_STEPS)]
+)
+def test_a_run_that_ends_while_it_is_measured_goes_on_with_that(
+    folder: Path, tmp_path: Path, kind: type[tuple[int, ...]], error: type[BaseException], every: int
+) -> None:
+    undisturbed, output = measured(folder, tmp_path / "undisturbed", tuple, every), tmp_path / "out"
+    assert [line["step"] for line in undisturbed if "tau" in line] == sorted({every, NUM_STEPS})
+    for _ in range(2):  # the second time before it goes on
+        with pytest.raises(error):
+            measured(folder, output, kind, every)
+        assert steps_on(open_store(str(output)))[-1] == every == len(lines_in(output))
+        assert "tau" not in lines_in(output)[-1]
+    assert measured(folder, output, tuple, every) == undisturbed

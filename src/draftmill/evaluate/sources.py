@@ -11,7 +11,7 @@ from draftmill.contracts.errors import InputError
 from draftmill.evaluate.parts import Work
 from draftmill.model.shape import DrafterShape
 from draftmill.settings.evaluate import EvaluateSettings
-from draftmill.speculation.requests import Material, Request, choose
+from draftmill.speculation.requests import Material, Request, choose, fitting
 from draftmill.storage.checkpoints import (
     CONFIG_FILE,
     MARKER_FILE,
@@ -99,21 +99,21 @@ def _max_positions(folder: Path) -> int:
 
 def share_out(material: Material, settings: EvaluateSettings, sources: Sources) -> tuple[Work, tuple[Dropped, ...]]:
     """Which requests are decoded and which walked, and those that fit neither, with the reason."""
-    fitting = [r for r in material.requests if len(r.prompt_ids) + settings.max_new_tokens <= sources.max_positions]
-    if not fitting:
+    usable = fitting(material.requests, settings.max_new_tokens, sources.max_positions)
+    if not usable:
         raise InputError(
             f"no prompt fits the target's window of {sources.max_positions} tokens with {settings.max_new_tokens} "
             f"more: lower --max-new-tokens, or choose shorter prompts than these {len(material.requests)}"
         )
-    chosen = choose(fitting, settings.reported_apart, settings.decode_prompts, settings.seed)
+    chosen = choose(usable, settings.reported_apart, settings.decode_prompts, settings.seed)
     ids = {request.id for request in chosen}
-    rest = [request for request in fitting if request.id not in ids]
+    rest = [request for request in usable if request.id not in ids]
     work = Work(
         decoded=tuple(chosen),
         untrained=frozenset(r.id for r in chosen[: settings.decode_prompts_untrained] if sources.untrained),
         walked=tuple(request for request in rest if request.answer_ids),
     )
-    too_long = [request for request in material.requests if request not in fitting]
+    too_long = [request for request in material.requests if request not in usable]
     unanswered = [request for request in rest if not request.answer_ids]
     return work, (
         *material.left_out,

@@ -51,11 +51,17 @@ def save_drafter(folder: Path, drafter: Drafter, dtype: torch.dtype | None = Non
         write_atomically(folder / name, data)
 
 
-def copy_of(drafter: Drafter, dtype: torch.dtype) -> Drafter:
-    """A drafter of the same weights in `dtype`, in memory of its own; it takes no gradients."""
+def copy_of(drafter: Drafter, dtype: torch.dtype, device: torch.device | None = None) -> Drafter:
+    """A drafter of the same weights in `dtype`, in memory of its own; it takes no gradients.
+
+    With a `device` it lies there, and is made there: where the weights are, nothing is allocated.
+    """
     with torch.device("meta"):
         twin = Drafter(drafter.shape)
-    weights = {name: tensor.detach().to(dtype, copy=True) for name, tensor in named_tensors(drafter).items()}
+    weights = {
+        name: tensor.detach().to(device or tensor.device).to(dtype, copy=True)
+        for name, tensor in named_tensors(drafter).items()
+    }
     take_tensors(twin, weights, assign=True)
     return twin.eval().requires_grad_(False)
 

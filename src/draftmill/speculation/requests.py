@@ -115,6 +115,11 @@ def _distinct(requests: Iterable[Request]) -> tuple[Request, ...]:
     return tuple(by_id.values())
 
 
+def fitting(requests: Iterable[Request], max_new_tokens: int, max_positions: int) -> list[Request]:
+    """Those whose prompt and `max_new_tokens` more have room in the target's window."""
+    return [request for request in requests if len(request.prompt_ids) + max_new_tokens <= max_positions]
+
+
 def choose(requests: Sequence[Request], apart: Sequence[str], count: int, seed: int) -> list[Request]:
     """`count` requests of the headline families in turn, the order within a family given by a hash: never by position.
 

@@ -10,11 +10,14 @@ same with and without it.
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 from draftmill.contracts.acceptance import summarize
-from draftmill.contracts.errors import InputError
+from draftmill.contracts.errors import InputError, RecipeError
 from draftmill.extract.target import Target
 from draftmill.model.checkpoint import copy_of
 from draftmill.model.drafter import Drafter
@@ -22,30 +25,32 @@ from draftmill.settings.evaluate import EvaluateSettings
 from draftmill.settings.train import TrainSettings
 from draftmill.speculation.decode import Limits, Pair, decode_speculatively
 from draftmill.speculation.leak import warn_of_leak
-from draftmill.speculation.requests import Request, choose
+from draftmill.speculation.requests import Request, choose, fitting
 from draftmill.speculation.walk import walk_answer
+from draftmill.storage.waiting import nothing
 
 log = logging.getLogger(__name__)
 
 _PREFILL_TOKENS: int = EvaluateSettings.model_fields["prefill_tokens"].default
 
 
-def is_due(every: int, step: int, num_steps: int) -> bool:
+Gauge = Callable[[Drafter], dict[str, Any]]
+"""Gives the figures of a drafter as it stands, as they join the step's line: by this rank's own target, or by asking
+another rank."""
+
+
+class MeasuringError(RecipeError):
+    """A device is too full to measure what a run has learnt; the run itself is whole."""
+
+
+def is_due(every: int | None, step: int, num_steps: int) -> bool:
     """Whether a run of `num_steps` is measured when `step` steps are done: every so many, and at the last."""
-    return step % every == 0 or step == num_steps
+    return every is not None and step > 0 and (step % every == 0 or step == num_steps)
 
 
-@runtime_checkable
-class Gauge(Protocol):
-    """Who measures: this rank with its own target, or another that is asked to."""
-
-    def is_due(self, step: int, num_steps: int) -> bool:
-        """Whether a run of `num_steps` is measured when `step` steps are done."""
-        ...
-
-    def measure(self, drafter: Drafter) -> dict[str, Any]:
-        """The figures of these weights, as they join the step's line."""
-        ...
+def next_due(every: int | None, done: int, num_steps: int) -> int:
+    """The first step after `done` at which a run is measured; its last where it never is."""
+    return num_steps if every is None else min((done // every + 1) * every, num_steps)
 
 
 class HeldOut:
@@ -54,35 +59,58 @@ class HeldOut:
     def __init__(
         self, target: Target, requests: Sequence[Request], stop_ids: frozenset[int], settings: TrainSettings
     ) -> None:
-        assert settings.eval_every is not None, "nobody measures a run that did not ask for it"
-        self._every = settings.eval_every
+        self.heed: Callable[[], None] = nothing
+        """Called before each request: raises where the run is to stop."""
         self._target = target
         self._limits = Limits(stop_ids, settings.eval_max_new_tokens, _PREFILL_TOKENS)
-        fitting = [r for r in requests if len(r.prompt_ids) + self._limits.max_new_tokens <= target.max_positions]
-        answered = [request for request in fitting if request.answer_ids]
-        self.decoded = _some(fitting, settings.eval_decode_prompts, settings.seed)
+        usable = fitting(requests, settings.eval_max_new_tokens, target.max_positions)
+        answered = [request for request in usable if request.answer_ids]
+        self.decoded = _some(usable, settings.eval_decode_prompts, settings.seed)
         self.walked = _some(answered, settings.eval_walk_prompts, settings.seed)
         if not self.decoded and not self.walked:
             raise InputError(
                 f"{', '.join(settings.eval_input)}: none of {len(requests)} held-out prompts can be used: "
-                f"{len(requests) - len(fitting)} do not fit the target's window of {target.max_positions} tokens with "
-                f"--eval-max-new-tokens {settings.eval_max_new_tokens}, and {len(answered)} have an answer to walk"
+                f"{len(requests) - len(usable)} do not fit the target's window of {target.max_positions} tokens with "
+                f"--eval-max-new-tokens {settings.eval_max_new_tokens}, and {len(answered)} have an answer to walk: "
+                "lower --eval-max-new-tokens, give shorter prompts, or raise --eval-decode-prompts"
             )
 
-    def is_due(self, step: int, num_steps: int) -> bool:
-        """Whether a run of `num_steps` is measured when `step` steps are done."""
-        return is_due(self._every, step, num_steps)
-
     def measure(self, drafter: Drafter) -> dict[str, Any]:
-        """The figures of these weights, as they join the step's line."""
+        """The figures of a drafter that goes on being trained, and is left as it is."""
+        with telling_of_full_devices():
+            twin = copy_of(drafter, self._target.embed.weight.dtype)
+        return self.measure_given(twin)
+
+    def measure_given(self, drafter: Drafter) -> dict[str, Any]:
+        """The figures of a drafter that nobody else holds: it is brought to the target as it is."""
         start = time.perf_counter()
-        pair = Pair.of(self._target, copy_of(drafter, self._target.embed.weight.dtype))
-        limits, block_size = self._limits, drafter.shape.block_size
-        decoded = [decode_speculatively(pair, request.prompt_ids, limits).emitted for request in self.decoded]
-        walked = [walk_answer(pair, r.prompt_ids, limits.cut(r.answer_ids)).emitted for r in self.walked]
+        with telling_of_full_devices():
+            pair, block_size = Pair.of(self._target, drafter), drafter.shape.block_size
+            decoded = [self._decoded(pair, request) for request in self.decoded]
+            walked = [self._walked(pair, request) for request in self.walked]
         figures = {**_taus("tau", decoded, block_size), **_taus("tau_walked", walked, block_size)}
-        tell(figures, block_size)
         return {**figures, "eval_s": round(time.perf_counter() - start, 3)}
+
+    def _decoded(self, pair: Pair, request: Request) -> Sequence[int]:
+        self.heed()
+        return decode_speculatively(pair, request.prompt_ids, self._limits).emitted
+
+    def _walked(self, pair: Pair, request: Request) -> Sequence[int]:
+        self.heed()
+        return walk_answer(pair, request.prompt_ids, self._limits.cut(request.answer_ids)).emitted
+
+
+@contextmanager
+def telling_of_full_devices() -> Iterator[None]:
+    """MeasuringError where a device runs out of memory, with what takes less of it."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MeasuringError(
+            f"no memory is left to measure held-out prompts ({str(error).splitlines()[0]}): lower "
+            "--eval-max-new-tokens or --eval-decode-prompts, or leave --eval-every out; the step is kept, and the run "
+            "goes on from it"
+        ) from error
 
 
 def tell(figures: Mapping[str, float | None], block_size: int) -> None:

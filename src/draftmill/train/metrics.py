@@ -61,6 +61,8 @@ class StepSums:
     supervised_J: list[int] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     """What each phase took, of all ranks that have it."""
+    follows_measuring: bool = False
+    """Whether the step waited for held-out figures of the one before: what waits for what says nothing then. No sum."""
     wall_s: float = 0.0
     """Seconds of the step, told when it is whole. Not a sum: ranks end a step together."""
     clock: Clock = field(default=time.perf_counter, compare=False, repr=False)
@@ -149,18 +151,20 @@ class StepSums:
 
     def balance(self) -> dict[str, Any]:
         """Placement split: what waits for what, and which side should be given more ranks."""
-        grow = None
-        if self.frac("waiting") > IDLE_FRAC:
-            grow = "target"
-        elif self.frac("held") > IDLE_FRAC:
-            grow = "drafter"
         in_flight = self.in_flight_bytes // max(self.rows, 1)
-        return {"held_frac": round(self.frac("held"), 3), "in_flight_bytes": in_flight, "grow": grow}
+        return {"held_frac": round(self.frac("held"), 3), "in_flight_bytes": in_flight, "grow": self._grow()}
+
+    def _grow(self) -> str | None:
+        if self.follows_measuring:
+            return None
+        if self.frac("waiting") > IDLE_FRAC:
+            return "target"
+        return "drafter" if self.frac("held") > IDLE_FRAC else None
 
     def note(self) -> str:
         """The step as progress shows it."""
         learnt = f"loss {self.loss:.3f}  acceptance ~{self.emitted / max(self.blocks, 1):.2f}"
-        if not self.target_ranks:
+        if not self.target_ranks or self.follows_measuring:
             return learnt
         balance = self.balance()
         # Steps that draw again from states that are there have cost no target anything.
@@ -222,6 +226,12 @@ class MetricsLog:
                     stream.write(line)
             except OSError as error:
                 raise no_room(error, path) from error
+
+    def complete(self, figures: dict[str, Any]) -> None:
+        """Adds figures to the line of the last step, in every store."""
+        (record,) = self.last(1)
+        self.lines[-1] = msgspec.json.encode(record | figures) + b"\n"
+        self._publish()
 
     @property
     def whole(self) -> bytes:

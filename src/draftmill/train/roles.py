@@ -1,9 +1,9 @@
 """What a rank does in a run: reads with the target, trains the drafter, or both."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,14 +19,14 @@ from draftmill.model.drafter import Drafter
 from draftmill.model.forms import attention_form
 from draftmill.model.shape import DrafterShape
 from draftmill.settings.train import TrainSettings
-from draftmill.train.asking import Asked, Asking
+from draftmill.train.asking import Asked, Asking, Standing, until_next_due
 from draftmill.train.batches import Batches, BatchRule
 from draftmill.train.data import TrainingData
 from draftmill.train.features import OwnTarget, RowSource, TargetFeatures
-from draftmill.train.held_out import Gauge, HeldOut
+from draftmill.train.held_out import Gauge, HeldOut, MeasuringError
 from draftmill.train.interruption import Stop, StoppedError, listening
 from draftmill.train.keep import Checkpoints
-from draftmill.train.logbook import Logbook, open_logbook
+from draftmill.train.logbook import Kept, Logbook, make_up, open_logbook
 from draftmill.train.loop import LossOf, Schedule, train
 from draftmill.train.ranks import RankLostError, Ranks
 from draftmill.train.start import drafter_shape, initial_drafter, tap_ids_of
@@ -98,19 +98,29 @@ def _take_part(job: Job, checkpoints: Checkpoints | None) -> Logbook | None:
     ranks = job.ranks
     if not ranks.has_target:
         log.info("waiting for %s, which loads the target and checks it", ranks.layout.name(ranks.layout.first_target))
-        loan: Loan = ranks.take(ranks.layout.first_target, _LOAN)
-        return _learn(job, loan.on(ranks.device), None, checkpoints)
+        return _learn(job, _borrowed(ranks), None, checkpoints)
     target = open_target(job)
     if ranks.is_first_target:
         refuse_unfit(job, target)
     if ranks.has_drafter:
         return _learn(job, _loan(job, target).on(ranks.device), target, checkpoints)
     if ranks.is_first_target:
-        loan = _loan(job, target).on(torch.device("cpu"))
-        for rank in range(ranks.layout.num_drafters):
-            ranks.give(rank, loan, _LOAN)
+        _lend(ranks, _loan(job, target))
     _read_for_others(job, target)
     return None
+
+
+def _borrowed(ranks: Ranks) -> Loan:
+    """What the first target rank lends; what has arrived on the CPU is given up when it lies on the device."""
+    loan: Loan = ranks.take(ranks.layout.first_target, _LOAN)
+    return loan.on(ranks.device)
+
+
+def _lend(ranks: Ranks, loan: Loan) -> None:
+    """Gives a loan to every drafter rank, from the CPU, which holds it no longer than that."""
+    lent = loan.on(torch.device("cpu"))
+    for rank in range(ranks.layout.num_drafters):
+        ranks.give(rank, lent, _LOAN)
 
 
 def open_target(job: Job) -> Target:
@@ -143,23 +153,24 @@ def _loan(job: Job, target: Target) -> Loan:
 
 def _read_for_others(job: Job, target: Target) -> None:
     shape = drafter_shape(target, job.settings, job.data.mask_id)
-    first_step = _first_step(job.ranks, None)
-    traffic = _traffic(job, shape, first_step)
-    asked = _asked(job, target, first_step)
+    standing = _standing(job, None)
+    traffic = _traffic(job, shape, standing.step, job.data.rows.is_known)
+    every = job.settings.eval_every if job.ranks.is_first_target else None
+    held_out = None if every is None else _held_out(job, target)
     meet(job.ranks)
     outbox = Outbox(job.ranks, traffic, job.settings.in_flight_bytes, job.timeout)
+    supply = Supply(job.ranks, traffic, job.data.samples, _own_target(job, target))
     with listening() as stop:
         job.data.heed(stop.check)
-        before = _tell_nobody if asked is None else asked.until
-        Supply(job.ranks, traffic, job.data.samples, _own_target(job, target), before).run(outbox, stop)
+        if every is not None and held_out is not None:
+            held_out.heed = stop.check
+            asked = Asked(job.ranks, held_out, every, job.data.num_steps, standing.measured)
+            supply = replace(supply, before=asked.until)
+        supply.run(outbox, stop)
 
 
-def _asked(job: Job, target: Target, first_step: int) -> Asked | None:
-    """What the first target rank measures for rank 0."""
-    if not job.data.held_out or not job.ranks.is_first_target:
-        return None
-    held_out = HeldOut(target, job.data.held_out, job.data.stop_ids, job.settings)
-    return Asked(job.ranks, held_out, job.data.num_steps, first_step)
+def _held_out(job: Job, target: Target) -> HeldOut:
+    return HeldOut(target, job.data.held_out, job.data.stop_ids, job.settings)
 
 
 def _own_target(job: Job, target: Target) -> OwnTarget:
@@ -170,44 +181,47 @@ def _own_target(job: Job, target: Target) -> OwnTarget:
 
 def _learn(job: Job, loan: Loan, target: Target | None, checkpoints: Checkpoints | None) -> Logbook | None:
     state = new_run(loan.drafter, job.settings)
-    if checkpoints is not None:
-        checkpoints.start(state)
+    kept = None if checkpoints is None else Kept.of(state, checkpoints)
     _agree(job.ranks, state)
-    first_step = _first_step(job.ranks, state)
-    shape = state.drafter.shape
-    source = _arriving(job, shape, first_step) if target is None else _own_target(job, target)
-    schedule = schedule_of(job, source, loan.ends, shape)
+    standing = _standing(job, kept)
+    source = _arriving(job, state, standing.step) if target is None else _own_target(job, target)
+    schedule = schedule_of(job, source, loan.ends, state.drafter.shape)
     with listening() as stop:
         job.data.heed(stop.check)
-        if checkpoints is None:
+        if kept is None:
             train(state, schedule, job.settings, stop.then(_tell_nobody))
             return None
-        checkpoints.behind.heed = stop.check
-        with open_logbook(state, checkpoints, _gauge(job, target), job.settings) as logbook, _leaving(logbook, stop):
+        kept.checkpoints.behind.heed = stop.check
+        gauge = _gauge(job, target, stop)
+        with _leaving(kept, stop):
+            make_up(kept, gauge, job.settings.eval_every)
+        with open_logbook(kept, gauge, job.settings) as logbook, _leaving(kept, stop):
             train(state, schedule, job.settings, stop.then(logbook.after_step))
-            checkpoints.behind.settle()
+            kept.checkpoints.behind.settle()
         return logbook
 
 
 @contextmanager
-def _leaving(logbook: Logbook, stop: Stop) -> Iterator[None]:
-    """A run that ends between two steps loses nothing: stopped, left by another rank, without a part to go on with, or
-    with a store that stays away, it leaves a checkpoint there."""
+def _leaving(kept: Kept, stop: Stop) -> Iterator[None]:
+    """A run that ends between two steps loses nothing: stopped, left by another rank, without a part to go on with,
+    without memory to be measured, or with a store that stays away, it leaves a checkpoint there."""
     try:
         yield
-    except (StoppedError, RankLostError, StorageError, DataGateError) as error:
-        logbook.checkpoints.leave(logbook.run, logbook.metrics.whole)
+    except (StoppedError, RankLostError, StorageError, DataGateError, MeasuringError) as error:
+        kept.checkpoints.leave(kept.run, kept.metrics.whole)
         if stop.is_asked:  # the others were stopped too, and were faster
             raise StoppedError from error
         raise
 
 
-def _gauge(job: Job, target: Target | None) -> Gauge | None:
+def _gauge(job: Job, target: Target | None, stop: Stop) -> Gauge | None:
     if job.settings.eval_every is None:
         return None
     if target is None:
-        return Asking(job.ranks, job.settings.eval_every, job.dtype)
-    return HeldOut(target, job.data.held_out, job.data.stop_ids, job.settings)
+        return Asking(job.ranks, job.dtype).measure
+    held_out = _held_out(job, target)
+    held_out.heed = stop.check
+    return held_out.measure
 
 
 def _agree(ranks: Ranks, state: RunState) -> None:
@@ -218,26 +232,29 @@ def _agree(ranks: Ranks, state: RunState) -> None:
             state.restore(files)
 
 
-def _first_step(ranks: Ranks, state: RunState | None) -> int:
+def _standing(job: Job, kept: Kept | None) -> Standing:
     """Where the run goes on, as rank 0 knows."""
-    step = ranks.tell(None if state is None else state.position.step)
-    assert step is not None
-    return step
+    mine = None if kept is None else Standing(kept.run.position.step, kept.measured(job.settings.eval_every))
+    standing = job.ranks.tell(mine)
+    assert standing is not None, "rank 0 tells it"
+    return standing
 
 
-def _arriving(job: Job, shape: DrafterShape, first_step: int) -> Arriving:
-    traffic = _traffic(job, shape, first_step)
+def _arriving(job: Job, state: RunState, first_step: int) -> Arriving:
+    data, shape = job.data, state.drafter.shape
+    may_ask = until_next_due(data.rows.is_known, lambda: state.position.step, job.settings.eval_every, data.num_steps)
+    traffic = _traffic(job, shape, first_step, may_ask)
     meet(job.ranks)
     inbox = Inbox(job.ranks, traffic, job.settings.in_flight_bytes, job.timeout)
     return Arriving(inbox.take, shape.num_taps * shape.hidden_size)
 
 
-def _traffic(job: Job, shape: DrafterShape, first_step: int) -> Traffic:
+def _traffic(job: Job, shape: DrafterShape, first_step: int, is_known: Callable[[int], bool]) -> Traffic:
     """What crosses between target and drafter ranks, for a drafter of this shape."""
     settings, data = job.settings, job.data
     return Traffic(
         micros_of=data.rows.micros_of,
-        is_known=data.rows.is_known,
+        is_known=is_known,
         first_step=first_step,
         num_steps=data.num_steps,
         draws_per_pass=settings.draws_per_pass,
@@ -247,7 +264,7 @@ def _traffic(job: Job, shape: DrafterShape, first_step: int) -> Traffic:
 
 
 def _tell_nobody(*_: object) -> None:
-    """What follows a step on a rank that keeps no logbook, or comes before one on a rank that measures nothing."""
+    """What follows a step on a rank that keeps no logbook."""
 
 
 def schedule_of(job: Job, source: RowSource, ends: Ends, shape: DrafterShape) -> Schedule:
