@@ -49,13 +49,13 @@ class Progress:
     def line(self, now: float) -> str:
         """`done/total unit, rate, time left`, at clock time `now`."""
         rate = self._rate(now)
-        left = f"{duration((self.total - self.done) / rate)} left" if rate > 0 else "time left unknown"
+        left = f"{duration(max(self.total - self.done, 0) / rate)} left" if rate > 0 else "time left unknown"
         return f"{_amount(self.done)}/{_amount(self.total)} {self.unit}  {rate:,.1f} {self.unit}/s  {left}"
 
     def left_s(self) -> float | None:
         """Seconds left at the rate so far; None where nothing is done yet."""
         rate = self._rate(self.clock())
-        return (self.total - self.done) / rate if rate > 0 else None
+        return max(self.total - self.done, 0) / rate if rate > 0 else None
 
     def _rate(self, now: float) -> float:
         return (self.done - self._first) / max(now - self._start, 1e-9)

@@ -187,12 +187,18 @@ def test_an_export_names_the_target_of_its_run_and_is_exported_on_with_it(
 ):
     card = export(run_for(tmp_path / "run", drafter, target) + named, tmp_path / "out")
     for folder in ("out", "again"):
+        assert card["content"]["step"] == 7
         assert card["content"]["target"] == {"name": target, "fingerprint": "f00d" * 16}
         assert card["content"]["serving"]["vLLM"].startswith(f"vllm serve {served} --spec")
         text = (tmp_path / folder / "README.md").read_text()
         assert said in text and "f00d" * 16 in text and f"--model-path {served} " in text
         assert ("TARGET that model" in text) == (served == "TARGET")
         card = export(str(tmp_path / "out"), tmp_path / "again")
+
+
+def test_a_checkpoint_that_is_named_by_a_link_has_its_runs_target(drafter, tmp_path):
+    (tmp_path / "link").symlink_to(run_for(tmp_path / "run", drafter, "T") + "/checkpoints/step-00000007")
+    assert trained_for(str(tmp_path / "link")) == TrainedFor(name="T", fingerprint="f00d" * 16)
 
 
 def test_an_export_of_a_checkpoint_without_a_run_says_that_its_target_is_not_known(checkpoint, tmp_path):

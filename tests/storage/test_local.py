@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from draftmill.contracts.errors import StorageError
-from draftmill.storage.local import draft_of, list_folder, place, sweep_drafts, version_of, write_new
+from draftmill.storage.local import draft_of, list_folder, place, read_file, sweep_drafts, version_of, write_new
 from draftmill.storage.store import open_store
 
 ODD = ["a b.jsonl", "a%20b.jsonl", "ü.jsonl", "a+b#c?d.jsonl", "日本/x y.jsonl", "'q\"(1)&=.jsonl", ".hidden", "%2e%2e"]
@@ -105,9 +105,12 @@ def test_drafts_of_processes_that_are_gone_are_swept(tmp_path: Path):
     ours = draft_of(tmp_path / "part-00002.arrow")
     for path in (left, elsewhere, ours, tmp_path / "part-00003.arrow"):
         path.touch()
-    assert [file.key for file in list_folder(tmp_path)] == ["part-00003.arrow"]
+    exported = tmp_path / f"drafter.tmp-{platform.node()}-{gone.pid}"
+    exported.mkdir()
+    (exported / "config.json").touch()
     sweep_drafts(tmp_path)
-    assert not left.exists() and elsewhere.exists() and ours.exists()
+    assert [file.key for file in list_folder(tmp_path)] == ["part-00003.arrow"]
+    assert not exported.exists() and not left.exists() and elsewhere.exists() and ours.exists()
 
 
 def test_a_draft_is_told_by_the_end_of_its_name_alone(tmp_path: Path):
@@ -129,5 +132,7 @@ def test_linked_folders_are_listed_once_and_loops_end(tmp_path: Path):
 
 def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path):
     os.mkfifo(tmp_path / "p.jsonl")
+    (tmp_path / "folder").mkdir()
+    assert read_file(tmp_path / "p.jsonl") is None and read_file(tmp_path / "folder") is None
     with pytest.raises(StorageError, match=r"p\.jsonl is neither a file nor a folder"):
         list_folder(tmp_path)

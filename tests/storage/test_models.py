@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from draftmill.contracts.errors import InputError
-from draftmill.storage.models import fingerprint, read_config, text_config
+from draftmill.storage.models import fingerprint, in_full, read_config, text_config
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,12 @@ def test_a_config_that_is_no_object_is_named(tmp_path: Path, data: bytes) -> Non
     (tmp_path / "config.json").write_bytes(data)
     with pytest.raises(InputError, match=r"config\.json is not a JSON object"):
         text_config(tmp_path)
+
+
+def test_a_local_target_is_named_so_that_it_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert in_full("org/model") == in_full("./org/model") == str(tmp_path / "org" / "model")
+    assert [in_full(name) for name in ("org/other", "package:llm-x")] == ["org/other", "package:llm-x"]

@@ -162,6 +162,8 @@ def test_a_set_whose_first_part_was_refused_gives_way_to_another_plan(tmp_path: 
     with pytest.raises(RecipeError, match="max_new_tokens was 64, is 96"):
         open_set_writer([str(tmp_path)], other)
     refuse(writer)
+    with pytest.raises(RecipeError, match="already holds another generate set: it was made by generate"):
+        open_set_writer([str(tmp_path)], Plan(room="train", recipe={}, inputs=PLAN.inputs, parts=()))
     assert open_set_writer([str(tmp_path)], other).missing() == list(other.parts)
     writer = open_set_writer([str(tmp_path)], PLAN)
     writer.publish(record(0, b"a\n"), b"a\n")

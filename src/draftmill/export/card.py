@@ -1,5 +1,6 @@
 """The card of an exported folder: where it came from, what it holds, and whether it is whole still. No torch."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,17 @@ def find_origin(settings: ExportSettings) -> Origin:
     checkpoint = find_checkpoint(settings.checkpoint)
     source = {name: sha256_of(checkpoint / name) for name in (CONFIG_FILE, WEIGHTS_FILE)}
     recipe = {"source": source, "dtype": settings.dtype, "layout": settings.layout}
-    marker = checkpoint / MARKER_FILE
-    step = msgspec.json.decode(marker.read_bytes(), type=Marker).step if marker.is_file() else None
-    return Origin(checkpoint, recipe, step, trained_for(settings.checkpoint))
+    return Origin(checkpoint, recipe, _step_of(checkpoint), trained_for(settings.checkpoint))
+
+
+def _step_of(checkpoint: Path) -> int | None:
+    """What the marker of a checkpoint says, or the card of an export."""
+    if (marker := checkpoint / MARKER_FILE).is_file():
+        return msgspec.json.decode(marker.read_bytes(), type=Marker).step
+    if (checkpoint / EXPORT_CARD_FILE).is_file():
+        with suppress(StorageError):
+            return _card_in(checkpoint).content["step"]
+    return None
 
 
 def served_name(target: TrainedFor | None) -> str:
@@ -121,7 +130,8 @@ def _card_in(output: Path) -> Card:
 def readable(output: Path, card: Card) -> str:
     """Where the export lies and how it is served, as people read it."""
     content = msgspec.convert(card.content, _Content)
-    lines = [f"{output}: step {content.step}, {content.recipe['dtype']}, block {content.block_size}"]
+    step = "" if content.step is None else f"step {content.step:,}, "
+    lines = [f"{output}: {step}{content.recipe['dtype']}, block {content.block_size}"]
     lines += [f"  {file['file']}: {file['bytes']:,} bytes" for file in content.files]
     commands = serving_commands(served_name(content.target), str(output), content.block_size)
     lines += [f"{engine}: {command}" for engine, command in commands.items()]

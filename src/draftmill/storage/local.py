@@ -117,8 +117,13 @@ def stat_file(folder: Path, key: str) -> InputFile | None:
 
 
 def read_file(path: Path, start: int = 0, stop: int | None = None) -> bytes | None:
-    """Bytes `start..stop` (half-open; by default all) of the file, or None where there is no such file."""
+    """Bytes `start..stop` (half-open; by default all) of the file, or None where there is no such file.
+
+    A folder or a pipe of that name is none: a pipe would be waited for.
+    """
     try:
+        if not path.is_file():
+            return None
         with path.open("rb") as stream:
             stream.seek(start)
             return stream.read(-1 if stop is None else stop - start)
@@ -143,7 +148,14 @@ def sweep_drafts(folder: Path) -> None:
     for draft in folder.glob(f"*{_DRAFT}{platform.node()}-*"):
         pid = draft.name.rpartition("-")[2]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            draft.unlink(missing_ok=True)
+            _remove(draft)
+
+
+def _remove(draft: Path) -> None:
+    if draft.is_dir() and not draft.is_symlink():  # of an export
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        draft.unlink(missing_ok=True)
 
 
 @contextmanager

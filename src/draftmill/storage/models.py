@@ -39,6 +39,13 @@ def locate(name: str, *, weights: bool = True) -> Path:
     return _fetched(name, None if weights else _TOKENIZER_FILES)
 
 
+def in_full(name: str) -> str:
+    """The name by which a target is found from anywhere: the whole path of a local folder, any other as it is given."""
+    if name.startswith(PACKAGE_SCHEME) or not (folder := expanded(name)).is_dir():
+        return name
+    return str(folder.absolute())
+
+
 def _fetched(name: str, patterns: list[str] | None) -> Path:
     # Here, not above: half a second of imports, and most targets lie in a folder.
     from huggingface_hub import errors, snapshot_download

@@ -47,7 +47,8 @@ def target_of_run(url: str) -> TrainedFor | None:
     """The target of the run at `url`, or that the checkpoint there lies in; None where it lies in none."""
     if (store := find_store(url)) is None:
         return None
-    run = open_store(_IN_RUN.sub("", store.url))
+    place = store.url if store.folder is None else str(store.folder.resolve())  # it may be named by a link
+    run = open_store(_IN_RUN.sub("", place))
     if run.find(PLAN_FILE) is None:
         return None
     fingerprint = plan_at(run, "train").recipe.get("target")

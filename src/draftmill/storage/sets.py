@@ -237,18 +237,21 @@ def find_set_writer(urls: Sequence[str], plan: Plan) -> SetWriter:
 
 def _refuse_another(store: Store, found: bytes, plan: Plan) -> None:
     there = _decoded(found, Plan, store, PLAN_FILE)
-    if there.hash != plan.hash and not _gives_way(store, there):
+    if there.hash != plan.hash and not _gives_way(store, there, plan.room):
         raise RecipeError(
             f"{store.url} already holds another {there.room} set: {_difference(there, plan)}. "
             "Name another --output, or remove that folder"
         )
 
 
-def _gives_way(store: Store, there: Plan) -> bool:
-    """Whether nothing was made of the plan: its run failed at the start, or its gate refused the first part."""
+def _gives_way(store: Store, there: Plan, room: str) -> bool:
+    """Whether nothing was made of the plan: its run failed at the start, or its gate refused the first part, which
+    stays to be looked at until the same room makes another set.
+    """
     keys = store.sizes().keys()
     made = {CARD_FILE, *(record_file(part.name) for part in there.parts)}
-    return keys <= {PLAN_FILE, RECIPE_FILE} or (REFUSAL_FILE in keys and not keys & made)
+    is_refused = REFUSAL_FILE in keys and there.room == room
+    return keys <= {PLAN_FILE, RECIPE_FILE} or (is_refused and not keys & made)
 
 
 def _difference(there: Plan, plan: Plan) -> str:

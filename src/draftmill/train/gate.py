@@ -268,6 +268,6 @@ def _refuse_if_poor(found: Findings, what: str, settings: TrainSettings, min_jud
     if total >= min_judged and len(found.dropped) > settings.max_dropped_frac * total:
         raise DataGateError(
             f"{len(found.dropped):,} of {total:,} samples of {what} would be dropped ({causes}), more than "
-            f"--max-dropped-frac {settings.max_dropped_frac:g}: choose another --mask-id or --max-tokens, look at the "
-            "set with draftmill inspect, or raise it"
+            f"--max-dropped-frac {settings.max_dropped_frac:g}: choose another --mask-id or --max-tokens (where "
+            "the target's window allows more), look at the set with draftmill inspect, or raise it"
         )

@@ -7,7 +7,7 @@ import msgspec
 from draftmill.contracts.cards import RECIPE_FILE, Plan, canonical_json
 from draftmill.settings.train import TrainSettings
 from draftmill.storage.lock import sole_writer
-from draftmill.storage.models import locate
+from draftmill.storage.models import in_full, locate
 from draftmill.storage.patience import Patiently
 from draftmill.storage.provenance import Stopwatch
 from draftmill.storage.sets import SetWriter, open_set_writer
@@ -31,9 +31,9 @@ def run(settings: TrainSettings) -> dict[str, Any]:
     check_trackers(settings.trackers)
     parts = open_input(settings)
     plan = plan_of(settings, parts, folder)
+    layout = layout_of(settings)
     if settings.dry_run:
         return preview(settings, plan, parts, folder)
-    layout = layout_of(settings)
     if layout.world > 1 and started_ranks() is None:
         with sole_writer(settings.output):  # until then; rank 0 holds it from its own start on
             card = _finished(open_set_writer(settings.output, plan))
@@ -44,7 +44,9 @@ def run(settings: TrainSettings) -> dict[str, Any]:
             return card
         data = read_data(settings, parts, folder)
         if writer is not None:
-            writer.publish_file(RECIPE_FILE, canonical_json(settings.model_dump()))
+            writer.publish_file(
+                RECIPE_FILE, canonical_json(settings.model_dump() | {"target": in_full(settings.target)})
+            )
             check_init(settings, folder, data.mask_id)
             advise(settings, ranks.layout, ranks.device.type, folder)
         checkpoints = None if writer is None else _checkpoints(settings, plan, data, writer)
