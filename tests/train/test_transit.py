@@ -98,6 +98,44 @@ def test_states_that_the_other_side_makes_no_room_for_are_never_sent(fault: str)
         outbox.send(row, states_TW, 0.0)
 
 
+class Posted:
+    """What has been posted, and is taken when the other side says so."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.is_taken = tensor, False
+
+    def is_completed(self) -> bool:
+        return self.is_taken
+
+    def wait(self, _timeout: timedelta) -> None:
+        self.is_taken = True
+
+
+class Posting(Ranks):
+    """A target rank whose backend tells of what was taken, as NCCL does."""
+
+    def __init__(self) -> None:
+        super().__init__(Layout(1, 1, is_split=True), 1, (torch.device("cpu"),), None)
+        self.posted: list[Posted] = []
+
+    def post(self, tensor: torch.Tensor, to: int) -> Posted:
+        self.posted.append(Posted(tensor))
+        return self.posted[-1]
+
+
+def test_states_that_were_taken_are_on_their_way_no_longer() -> None:
+    ranks, row = Posting(), micros_of(0)[1]
+    states_TW = torch.zeros(9, 8, dtype=torch.bfloat16)
+    outbox = Outbox(ranks, traffic(), 1 << 20, timedelta(seconds=1))
+    in_flight = []
+    for is_quick in (True, True, False, False, False):
+        outbox.send(row, states_TW, 0.0)
+        states, told = ranks.posted[-2:]
+        states.is_taken = is_quick
+        in_flight.append(told.tensor[2].item() / states_TW.nbytes)
+    assert in_flight == [1, 1, 1, 2, 3]
+
+
 class Hesitant(Ranks):
     """A rank that is joined to another as by NCCL: each of the two waits until the other has come."""
 

@@ -140,7 +140,8 @@ class TrainSettings(RoomSettings):
     target_gpus: int = Field(1, ge=1, le=_MOST_PROCESSES)
     """CUDA devices that the target of each rank is spread over, layer by layer; the first is the rank's own."""
     in_flight_bytes: int = Field(1 << 30, ge=1)
-    """Hidden states that a rank may have on their way in placement split; one row's at least."""
+    """Hidden states that a rank may have on their way in placement split; one row's at least. On the CPU what was taken
+    counts until room is needed, for gloo does not tell of it before."""
     rank_timeout_s: float = Field(1800, gt=0)
     """How long a rank waits for another that lives and says nothing; one that ended is noticed at once."""
     threads: int = Field(1, ge=1, le=MOST_THREADS)

@@ -112,6 +112,10 @@ class Ranks:
             else:
                 dist.recv(number, source, group=self.transfers)
 
+    def post(self, tensor: torch.Tensor, to: int) -> Any:
+        """Sends a tensor in the group of transfers; returns at once what may be waited for until it is taken."""
+        return dist.isend(tensor, to, group=self.transfers)
+
     def give(self, to: int, value: Any, what: str) -> None:
         """Gives another rank a copy of a value that lies on the CPU; returns when it is taken. Never in the group of
         transfers, where receives of states may be waiting already.

@@ -93,6 +93,11 @@ class _Parcel:
     the row before."""
     works: tuple[Any, ...]
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether the other side has the states, as far as the backend tells: gloo does not before it is waited for."""
+        return self.works[0].is_completed()
+
     def arrive(self, timeout: timedelta) -> None:
         """Waits until it is there, whichever backend moves it (with a timeout NCCL blocks its caller too)."""
         # What is told first: gloo notices at once that the other rank is gone, NCCL when its time is up.
@@ -128,13 +133,15 @@ class Outbox:
         self._traffic.check(row, states_TW)
         to = self._ranks.layout.drafter_of(row)
         start = time.perf_counter()
+        while self._under_way and self._under_way[0].is_taken:
+            self._settle_oldest()
         while self._under_way and self._num_bytes() + states_TW.nbytes > self._limit_bytes:
             self._settle_oldest()
         held_s = time.perf_counter() - start
         figures = target_s, held_s, self._num_bytes() + states_TW.nbytes, self._laps.lap_s()
         told = torch.tensor(figures, dtype=torch.float64)
         with self._ranks.talking("states are sent"):
-            works = tuple(dist.isend(tensor, to, group=self._ranks.transfers) for tensor in (states_TW, told))
+            works = tuple(self._ranks.post(tensor, to) for tensor in (states_TW, told))
         self._under_way.append(_Parcel(states_TW.nbytes, states_TW, told, works))
 
     def settle(self) -> None:
