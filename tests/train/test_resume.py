@@ -273,6 +273,9 @@ def test_a_dry_run_refuses_what_the_run_refuses(folder: Path, undisturbed: Path,
     for dry_run in (True, False):
         with pytest.raises(RecipeError, match=r"lr was 0.002, is 0.001"):
             run(settings(folder, tmp_path / "new", undisturbed, lr=1e-3, dry_run=dry_run))
+        many = settings(folder, tmp_path / "taps", num_taps=99, dry_run=dry_run)
+        with pytest.raises(RecipeError, match=r"99 taps do not fit a target of"):
+            run(many.model_copy(update={"target": str(weightless)}))
         narrower = settings(folder, tmp_path / "on", intermediate_size=32, init=start, dry_run=dry_run)
         with pytest.raises(RecipeError, match=r"of another shape: intermediate_size 64 instead of 32"):
             run(narrower.model_copy(update={"target": str(weightless)}))  # told from both configs alone

@@ -43,7 +43,12 @@ def _shares(records: Sequence[PartRecord], limits: GenerateGate) -> list[_Share]
         (_without(dropped, (*_REPEATED, EXCLUDED)), "were dropped", limits.max_dropped_frac, "max-dropped-frac"),
         (_only(dropped, _REPEATED), "repeat another", limits.max_duplicate_frac, "max-duplicate-frac"),
         (_only(aside, EMPTY_REASONS), "were answered with nothing", limits.max_empty_frac, "max-empty-frac"),
-        (_only(aside, (CUT,)), "have an answer that was cut", limits.max_cut_frac, "max-cut-frac"),
+        (
+            _only(aside, (CUT,)),
+            "have an answer that was cut (give more --max-new-tokens, or --on-length keep)",
+            limits.max_cut_frac,
+            "max-cut-frac",
+        ),
         (_only(aside, (LOCKED,)), "end in a cycle", limits.max_repetition_frac, "max-repetition-frac"),
         (
             _without(aside, (*EMPTY_REASONS, CUT, LOCKED)),
@@ -60,7 +65,7 @@ def _beyond(records: Sequence[PartRecord], limits: GenerateGate, shares: Sequenc
     return [
         f"{reasons.total():,} of {rows_in:,} rows ({reasons.total() / rows_in:.1%}) {words} "
         f"({told_reasons(reasons)}); at most {limit:.1%} of "
-        f"{judged:,} may: --{flag}"
+        f"{judged:,}{' (as of so many at least)' if judged > rows_in else ''} may: --{flag}"
         for reasons, words, limit, flag in shares
         if reasons.total() > limit * judged
     ]

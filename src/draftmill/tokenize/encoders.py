@@ -155,5 +155,5 @@ def open_encoder(chat: Chat, file: Path) -> Encoder:
     try:
         return FastEncoder(chat, file)
     except Unproven as reason:
-        log.warning("tokenizing with the slow reference: gigatoken cannot be used here: %s", reason)
+        log.warning("tokenizing with the slow reference (the same ids): gigatoken cannot be used here: %s", reason)
         return ReferenceEncoder(chat)

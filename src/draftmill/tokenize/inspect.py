@@ -43,7 +43,7 @@ def run(settings: InspectSettings) -> dict[str, Any]:
 def _tell_unfinished(existing: ExistingSet) -> None:
     """Says on stderr that there is no card, why, and what is looked at instead."""
     why = "is unfinished" if existing.refusal is None else f"was refused by its gate: {existing.refusal}"
-    sys.stderr.write(f"{existing.store.url} {why}\n{len(existing.files):,} of its parts are there to be looked at\n")
+    sys.stderr.write(f"{existing.store.url} {why}\nparts there to be looked at: {len(existing.files):,}\n")
 
 
 def _counted(existing: ExistingSet, mask_id: int | None) -> PartStats:

@@ -16,14 +16,14 @@ from draftmill.train.advice import advise
 from draftmill.train.card import finished_card
 from draftmill.train.data import TrainingData, read_data
 from draftmill.train.layout import layout_of
-from draftmill.train.start import check_init
+from draftmill.train.start import check_shape
 
 
 def preview(settings: TrainSettings, plan: Plan, parts: GrowingSet, target: Path) -> dict[str, Any]:
     """Recipe, inputs, outputs and the steps left, also on stderr; writes nothing."""
     writer = find_set_writer(settings.output, plan)
     data = read_data(settings, parts, target)
-    check_init(settings, target, data.mask_id)
+    check_shape(settings, target, data.mask_id)
     advise(settings, layout_of(settings), device_kind(settings.device), target)
     is_done = len(writer.stores) == len(settings.output) and finished_card(writer) is not None
     shown = {

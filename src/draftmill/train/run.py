@@ -20,7 +20,7 @@ from draftmill.train.layout import layout_of, started_ranks
 from draftmill.train.preview import preview
 from draftmill.train.ranks import joined
 from draftmill.train.roles import Job, take_part
-from draftmill.train.start import check_init
+from draftmill.train.start import check_shape
 from draftmill.train.trackers import check_trackers
 
 
@@ -47,7 +47,7 @@ def run(settings: TrainSettings) -> dict[str, Any]:
             writer.publish_file(
                 RECIPE_FILE, canonical_json(settings.model_dump() | {"target": in_full(settings.target)})
             )
-            check_init(settings, folder, data.mask_id)
+            check_shape(settings, folder, data.mask_id)
             advise(settings, ranks.layout, ranks.device.type, folder)
         checkpoints = None if writer is None else _checkpoints(settings, plan, data, writer)
         logbook = take_part(Job(settings, data, folder, ranks), checkpoints)

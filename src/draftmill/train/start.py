@@ -127,13 +127,15 @@ def _num_weights(shape: DrafterShape, num_layers: int) -> int:
     return sum(parameter.numel() for parameter in drafter.parameters())
 
 
-def check_init(settings: TrainSettings, folder: Path, mask_id: int) -> None:
-    """RecipeError where the drafter to go on from is of another shape than one for the target in `folder`, as far as
-    the config.json files of both tell, before either is loaded."""
+def check_shape(settings: TrainSettings, folder: Path, mask_id: int) -> None:
+    """RecipeError where no drafter of the shape asked for fits the target in `folder`, or the one to go on from is of
+    another: as far as the config.json files of both tell, before either is loaded.
+    """
+    shape = drafter_shape(read_outline(folder), settings, mask_id)
     if settings.init not in (RANDOM, TARGET):
         init = find_checkpoint(settings.init)
         found = DrafterShape.from_config(read_config(init), str(init / CONFIG_FILE))
-        _refuse_another_shape(init, found, drafter_shape(read_outline(folder), settings, mask_id))
+        _refuse_another_shape(init, found, shape)
 
 
 def continued(shape: DrafterShape, folder: Path) -> Drafter:
