@@ -136,20 +136,23 @@ def test_a_run_is_measured_at_its_own_steps_and_at_its_last() -> None:
 def test_who_is_to_stop_is_heeded_before_each_request(
     target: Target, requests: Sequence[Request], half_trained: Drafter
 ) -> None:
-    chosen, heeded = held_out(target, requests), []
+    chosen = held_out(target, requests, eval_decode_prompts=2)
+    num_requests = 2 + len(requests)
+    for num_let_through in (num_requests - 1, num_requests):
+        left = num_let_through
 
-    def heed() -> None:
-        heeded.append(1)
-        if len(heeded) == len(limits):
-            raise StoppedError
+        def heed() -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise StoppedError
 
-    limits = [*chosen.decoded, *chosen.walked]
-    chosen.heed = heed
-    with pytest.raises(StoppedError):
-        chosen.measure(half_trained)
-    limits.append(limits[0])
-    heeded.clear()
-    assert chosen.measure(half_trained)["tau"] > 1 and len(heeded) == len(limits) - 1
+        chosen.heed = heed
+        if num_let_through < num_requests:
+            with pytest.raises(StoppedError):
+                chosen.measure(half_trained)
+        else:
+            assert chosen.measure(half_trained)["tau"] > 1 and left == 0
 
 
 def test_a_device_too_full_to_measure_is_told_with_the_flags_of_measuring(

@@ -155,22 +155,22 @@ def _read_for_others(job: Job, target: Target) -> None:
     shape = drafter_shape(target, job.settings, job.data.mask_id)
     standing = _standing(job, None)
     traffic = _traffic(job, shape, standing.step, job.data.rows.is_known)
-    every = job.settings.eval_every if job.ranks.is_first_target else None
-    held_out = None if every is None else _held_out(job, target)
     meet(job.ranks)
     outbox = Outbox(job.ranks, traffic, job.settings.in_flight_bytes, job.timeout)
     supply = Supply(job.ranks, traffic, job.data.samples, _own_target(job, target))
     with listening() as stop:
         job.data.heed(stop.check)
-        if every is not None and held_out is not None:
-            held_out.heed = stop.check
-            asked = Asked(job.ranks, held_out, every, job.data.num_steps, standing.measured)
+        if job.settings.eval_every is not None and job.ranks.is_first_target:
+            due = job.settings.eval_every, job.data.num_steps
+            asked = Asked(job.ranks, _held_out(job, target, stop), *due, standing.measured)
             supply = replace(supply, before=asked.until)
         supply.run(outbox, stop)
 
 
-def _held_out(job: Job, target: Target) -> HeldOut:
-    return HeldOut(target, job.data.held_out, job.data.stop_ids, job.settings)
+def _held_out(job: Job, target: Target, stop: Stop) -> HeldOut:
+    held_out = HeldOut(target, job.data.held_out, job.data.stop_ids, job.settings)
+    held_out.heed = stop.check
+    return held_out
 
 
 def _own_target(job: Job, target: Target) -> OwnTarget:
@@ -219,9 +219,7 @@ def _gauge(job: Job, target: Target | None, stop: Stop) -> Gauge | None:
         return None
     if target is None:
         return Asking(job.ranks, job.dtype).measure
-    held_out = _held_out(job, target)
-    held_out.heed = stop.check
-    return held_out.measure
+    return _held_out(job, target, stop).measure
 
 
 def _agree(ranks: Ranks, state: RunState) -> None:
