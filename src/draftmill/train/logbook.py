@@ -64,6 +64,7 @@ class Logbook(Kept):
         record["peak_memory_bytes"] = peak_memory_bytes(self.run.drafter.fc.weight.device)
         try:
             if self.gauge is not None and is_due(self.every, step, num_steps):
+                log.info("measuring step %s on held-out prompts", f"{step:,}")
                 record |= _told(self.gauge, self.run.published)
         finally:  # a run that ends while it is measured stands at this step
             self.metrics.append(record)

@@ -6,6 +6,7 @@ pass of a step, and so wants every rank to have one; here a rank that has no row
 """
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ Group = Any  # a ProcessGroup, which torch's stubs do not know
 # Messages and small tensors of the host go by gloo, whatever moves those of the devices.
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
 _CHUNK_BYTES = 1 << 26
+_IN_SOURCES = re.compile(r"\[/[^\]]*\] ?")
 # Where the first target rank tells of the target, and where every drafter rank would say the same.
 _OF_THE_TARGET, _OF_ALL = ("draftmill.extract", "draftmill.train.roles"), "draftmill.train.loop"
 
@@ -218,11 +220,16 @@ def _answered(name: str, what: str) -> Iterator[None]:
     except (torch.OutOfMemoryError, torch.AcceleratorError):  # this rank's own
         raise
     except RuntimeError as error:  # what torch.distributed raises, whichever backend is at work
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RankLostError(
-            f"{name} lost another rank while {what} ({reason}): look for the one that ended first, and run the same "
+            f"{name} lost another rank while {what} ({_reason(error)}): look for the one that ended first, and run the same "
             "command again to go on; where all of them still live, one took longer than --rank-timeout-s: raise it"
         ) from error
+
+
+def _reason(error: RuntimeError) -> str:
+    """The backend's first line, without where in its sources it was written, or what it adds to cheer people up."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return _IN_SOURCES.sub("", first).partition(". ")[0].strip() or type(error).__name__
 
 
 def _group(ranks: Sequence[int], timeout: timedelta) -> Group:
