@@ -221,8 +221,8 @@ def _answered(name: str, what: str) -> Iterator[None]:
         raise
     except RuntimeError as error:  # what torch.distributed raises, whichever backend is at work
         raise RankLostError(
-            f"{name} lost another rank while {what} ({_reason(error)}): look for the one that ended first, and run the same "
-            "command again to go on; where all of them still live, one took longer than --rank-timeout-s: raise it"
+            f"{name} lost another rank while {what} ({_reason(error)}): look for the one that ended first, and run the "
+            "same command again to go on; where all of them still live, one took longer than --rank-timeout-s: raise it"
         ) from error
 
 
