@@ -8,7 +8,7 @@ import pytest
 from draftmill.contracts.errors import StorageError
 from draftmill.storage.growing import GrowingSet
 from draftmill.storage.patience import Patiently
-from draftmill.storage.sets import card_at, plan_at
+from draftmill.storage.set_files import card_at, plan_at
 from draftmill.storage.shards import Shards
 from draftmill.storage.store import open_store
 from draftmill.storage.waiting import Waiting, nothing

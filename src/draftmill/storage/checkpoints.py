@@ -18,7 +18,7 @@ from draftmill.contracts.errors import InputError, StorageError
 from draftmill.storage.cache import cache_folder
 from draftmill.storage.local import sweep_drafts, write_atomically
 from draftmill.storage.models import CONFIG_FILE
-from draftmill.storage.sets import card_at, plan_at
+from draftmill.storage.set_files import card_at, plan_at
 from draftmill.storage.store import Store, open_store, sha256_of
 
 CHECKPOINTS = "checkpoints"

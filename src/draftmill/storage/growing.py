@@ -15,7 +15,7 @@ from typing import TypeVar
 from draftmill.contracts.cards import CARD_FILE, PLAN_FILE, Card, InputFile, Plan, record_file
 from draftmill.contracts.errors import StorageError
 from draftmill.storage.patience import Patiently
-from draftmill.storage.sets import card_at, part_file, plan_at, record_at, refuse_refused
+from draftmill.storage.set_files import card_at, part_file, plan_at, record_at, refuse_refused
 from draftmill.storage.store import Store, open_store
 from draftmill.storage.waiting import Errand, Waiting
 

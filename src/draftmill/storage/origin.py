@@ -8,7 +8,7 @@ import msgspec
 
 from draftmill.contracts.cards import EXPORT_CARD_FILE, PLAN_FILE, RECIPE_FILE
 from draftmill.storage.checkpoints import CHECKPOINTS
-from draftmill.storage.sets import plan_at
+from draftmill.storage.set_files import plan_at
 from draftmill.storage.store import Store, find_store, open_store
 
 # A checkpoint named by its own folder: what stands before this is its run.

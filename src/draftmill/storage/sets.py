@@ -1,7 +1,8 @@
 """Sets of parts: a plan first, parts with their records as they are made, the card last.
 
 `SetWriter` publishes one set to one or several stores and knows what is missing after an interruption; `SetReader`
-reads what a card names (never what a listing finds) and checks every part against its record.
+reads what a card names (never what a listing finds) and checks every part against its record. What the files of a set
+say is read in `set_files.py`.
 """
 
 import logging
@@ -9,9 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
-
-import msgspec
 
 from draftmill.contracts.cards import (
     CARD_FILE,
@@ -28,11 +26,10 @@ from draftmill.contracts.cards import (
     record_file,
 )
 from draftmill.contracts.errors import DataGateError, RecipeError, StorageError
-from draftmill.storage.fetch import SHA256, local_copy
+from draftmill.storage.fetch import local_copy
 from draftmill.storage.local import sweep_drafts
+from draftmill.storage.set_files import card_at, decoded, part_file, plan_at, record_at, refusal_in, refuse_refused
 from draftmill.storage.store import Store, find_store, open_store
-
-T = TypeVar("T", Plan, PartRecord, Card)
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +46,7 @@ class SetWriter:
         found = [store.find(CARD_FILE) for store in self.stores]
         if found[0] is None or None in found:
             return None
-        card, sizes = _decoded(found[0], Card, self.stores[0], CARD_FILE), self.sizes()
+        card, sizes = decoded(found[0], Card, self.stores[0], CARD_FILE), self.sizes()
         named = [f for part in card.content["parts"] for f in (part, part.get("set_aside")) if f]
         is_whole = all(_held(sizes, f["file"], f["bytes"]) for f in named)
         return card if is_whole and all(name in there for name in beside for there in sizes) else None
@@ -63,7 +60,7 @@ class SetWriter:
         sizes = self.sizes()
         files = [record_file(part.name) for part in self.plan.parts]
         found = self.stores[0].find_all(file for file in files if all(file in there for there in sizes))
-        records = [_decoded(data, PartRecord, self.stores[0], file) for file, data in found.items()]
+        records = [decoded(data, PartRecord, self.stores[0], file) for file, data in found.items()]
         # A record of another plan is a leftover of a run that lost this folder to ours.
         ours = [record for record in records if record.plan == self.plan.hash]
         return {r.name: r for r in ours if all(_held(sizes, file, size) for file, size in r.files)}
@@ -154,7 +151,7 @@ class SetWriter:
         for store in self.stores:
             if store.size(REFUSAL_FILE) is None:
                 continue
-            told = _refusal_in(store)
+            told = refusal_in(store)
             if shard is None or told is None or told.shard == shard:
                 store.delete([REFUSAL_FILE])
 
@@ -163,7 +160,7 @@ class SetWriter:
         for store in self.stores:
             self.refuse_another_plan(store, store.find(PLAN_FILE))
         first, *others = self.stores
-        there = _decoded(first.put_new(CARD_FILE, canonical_json(card)), Card, first, CARD_FILE)
+        there = decoded(first.put_new(CARD_FILE, canonical_json(card)), Card, first, CARD_FILE)
         if there.content_hash != card.content_hash:
             there = card
             first.put(CARD_FILE, canonical_json(card))
@@ -236,7 +233,7 @@ def find_set_writer(urls: Sequence[str], plan: Plan) -> SetWriter:
 
 
 def _refuse_another(store: Store, found: bytes, plan: Plan) -> None:
-    there = _decoded(found, Plan, store, PLAN_FILE)
+    there = decoded(found, Plan, store, PLAN_FILE)
     if there.hash != plan.hash and not _gives_way(store, there, plan.room):
         raise RecipeError(
             f"{store.url} already holds another {there.room} set: {_difference(there, plan)}. "
@@ -297,74 +294,3 @@ def open_set(url: str, room: str) -> SetReader:
             f"{url} is unfinished: it has a plan but no {CARD_FILE}; run its draftmill {room} again to go on"
         )
     return SetReader(store, plan, card)
-
-
-def refuse_refused(store: Store, plan: Plan) -> None:
-    """DataGateError where a set that has no card has none because its gate refused it."""
-    if (refusal := refusal_at(store, plan)) is not None:
-        raise DataGateError(
-            f"{store.url} is unfinished, because the gate of draftmill {plan.room} refused it: {refusal}"
-        )
-
-
-def refusal_at(store: Store, plan: Plan) -> str | None:
-    """Why the gate refused the set of this plan; None where it has not, or is being asked again."""
-    refusal = _refusal_in(store)
-    return refusal.reason if refusal is not None and refusal.plan == plan.hash else None
-
-
-def _refusal_in(store: Store) -> Refusal | None:
-    """The refusal that stands in a set's folder; None where there is none, or one that was damaged: the next run tells
-    again.
-    """
-    try:
-        return msgspec.json.decode(store.find(REFUSAL_FILE) or b"", type=Refusal)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-
-
-def part_file(name: str, size: int, sha256: str) -> InputFile:
-    """The file of a part, as a consumer's plan names it: by its content."""
-    return InputFile(key=name, size=size, identity=SHA256 + sha256)
-
-
-def plan_at(store: Store, room: str) -> Plan:
-    """The plan of the set that `room` makes or has made there; StorageError where it is none of that room."""
-    data = store.find(PLAN_FILE)
-    if data is None:
-        raise StorageError(f"{store.url} holds no {PLAN_FILE}: it is not the output of draftmill {room}")
-    plan = _decoded(data, Plan, store, PLAN_FILE)
-    if plan.room != room:
-        raise StorageError(
-            f"{store.url} was made by draftmill {plan.room}, but the output of draftmill {room} is wanted here"
-        )
-    return plan
-
-
-def card_at(store: Store) -> Card | None:
-    """The card of a set that is complete; None where it is not."""
-    data = store.find(CARD_FILE)
-    return None if data is None else _decoded(data, Card, store, CARD_FILE)
-
-
-def record_at(store: Store, name: str, plan: Plan) -> PartRecord | None:
-    """The record of a part of this plan, if it is complete: one of another plan is a leftover."""
-    data = store.find(record_file(name))
-    record = None if data is None else _decoded(data, PartRecord, store, record_file(name))
-    return record if record is not None and record.plan == plan.hash else None
-
-
-def _decoded(data: bytes, kind: type[T], store: Store, name: str) -> T:
-    """What a plan, record or card file holds; StorageError where it is cut or somebody else's."""
-    try:
-        found = msgspec.json.decode(data, type=kind)
-        if isinstance(found, Card) and not isinstance(found.content.get("parts"), list):
-            raise msgspec.ValidationError("it names no parts")
-        return found
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # A plan is all that says what the parts are of; a record or the card is made again where it is missing.
-        cure = "the folder and make the set again" if kind is Plan else "this file and run the same command again"
-        raise StorageError(
-            f"{store.url}/{name} is not a {kind.__name__.lower()} of draftmill ({error}): it was cut or changed, or is "
-            f"somebody else's; name another folder, or remove {cure}"
-        ) from error

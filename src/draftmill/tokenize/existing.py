@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from draftmill.contracts.cards import PLAN_FILE, InputFile, Plan, count_reasons
 from draftmill.contracts.errors import InputError, StorageError
 from draftmill.storage.fetch import local_copy
-from draftmill.storage.sets import SetReader, SetWriter, card_at, part_file, plan_at, refusal_at
+from draftmill.storage.set_files import card_at, part_file, plan_at, refusal_at
+from draftmill.storage.sets import SetReader, SetWriter
 from draftmill.storage.store import Store, open_store
 from draftmill.tokenize.figures import as_content, figures_of, total
 from draftmill.tokenize.ledger import decode_made, made_file
