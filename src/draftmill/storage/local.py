@@ -8,6 +8,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
 
 import psutil
@@ -145,17 +146,19 @@ def is_draft(name: str) -> bool:
 
 def sweep_drafts(folder: Path) -> None:
     """Removes what processes of this host that are gone have left half-written in `folder`."""
-    for draft in folder.glob(f"*{_DRAFT}{platform.node()}-*"):
+    for draft in _abandoned(folder, "*"):
+        if draft.is_dir() and not draft.is_symlink():  # of an export
+            shutil.rmtree(draft, ignore_errors=True)
+        else:
+            draft.unlink(missing_ok=True)
+
+
+def _abandoned(folder: Path, name: str) -> Iterator[Path]:
+    """Drafts of what is called like the pattern `name`, by processes of this host that are gone."""
+    for draft in folder.glob(f"{name}{_DRAFT}{platform.node()}-*"):
         pid = draft.name.rpartition("-")[2]
         if pid.isdigit() and not psutil.pid_exists(int(pid)):
-            _remove(draft)
-
-
-def _remove(draft: Path) -> None:
-    if draft.is_dir() and not draft.is_symlink():  # of an export
-        shutil.rmtree(draft, ignore_errors=True)
-    else:
-        draft.unlink(missing_ok=True)
+            yield draft
 
 
 @contextmanager
@@ -163,10 +166,8 @@ def draft_folder(target: Path) -> Iterator[Path]:
     """The name of a folder beside `target`, this process's own, to be made and renamed; what is left of it goes, and so
     does what killed processes of this host have left.
     """
-    for old in target.parent.glob(f"*{_DRAFT}{platform.node()}-*"):
-        name, pid = old.name.rpartition(_DRAFT)[0], old.name.rpartition("-")[2]
-        if name == target.name and pid.isdigit() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(old, ignore_errors=True)
+    for old in _abandoned(target.parent, escape(target.name)):
+        shutil.rmtree(old, ignore_errors=True)
     draft = draft_of(target)
     shutil.rmtree(draft, ignore_errors=True)
     try:
